@@ -1,0 +1,1 @@
+"""The learner: batched inference, unroll assembly and training on the accelerator."""

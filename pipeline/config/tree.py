@@ -1,0 +1,310 @@
+"""The configuration tree: every setting of seedmq, its type, default, bounds and meaning.
+
+Read once by ``pipeline.config.load`` and passed down in pieces. Field descriptions are the text of
+``docs/configuration.md``. Units stand in the names. Maths and state machines never see this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Field(gt=0)
+
+
+class Section(BaseModel):
+    """A section: unknown keys are errors, values are frozen after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class RunSection(Section):
+    seed: int = Field(1, ge=0, lt=2**31)
+    """Seed of networks, sampling and (with the leased worker index) environments."""
+    max_steps: int | None = Field(None, gt=0)
+    """Stop after this many trained agent steps (valid transitions)."""
+    max_seconds: float | None = Field(None, gt=0)
+    """Stop after this many seconds of training."""
+    solved_return: float | None = None
+    """Stop when the mean return of the last `solved_episodes` training episodes reaches this."""
+    solved_episodes: int = Field(100, gt=0)
+    """How many finished episodes the mean of `solved_return` and `episode_return_mean` is over."""
+    log_interval_seconds: float = Field(1.0, gt=0)
+    """How often `summary.json`, TensorBoard and the progress line are written."""
+    drain_timeout_seconds: float = Field(8.0, gt=0)
+    """How long an orderly stop may take before what is left is killed."""
+
+
+class EnvironmentSection(Section):
+    id: str
+    """A gymnasium id; `package.module:Name-v0` imports the module first."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `gymnasium.make` (or of the environment's own vector version)."""
+    wrappers: list[str] = Field(default_factory=list)
+    """Wrappers by import path, `package.module:callable`, applied in order to each single environment."""
+    vectorization: Literal["auto", "native", "sync"] = "auto"
+    """`native`: the environment's own vector version; `sync`: gymnasium's SyncVectorEnv; `auto`: native where there is one and no wrappers are set."""
+    frame_stack: int = Field(1, ge=1, le=16)
+    """Frames stacked along the last axis, on the learner's device; single frames travel and are stored."""
+    stack_padding: Literal["zero", "repeat"] = "zero"
+    """What stands before an episode's first frame in a stack: zeros, or the first frame again."""
+    frame_skip: int = Field(1, ge=1)
+    """Emulator frames per agent step: counts `frames`, and is handed to environments that take it (ALE)."""
+    step_timeout_seconds: float = Field(30.0, gt=0)
+    """A `step` that takes longer counts as hung: its stack is logged and the worker's environments are made anew."""
+    reset_timeout_seconds: float = Field(120.0, gt=0)
+    """The same for making and resetting."""
+    non_finite: Literal["drop", "error"] = "error"
+    """A NaN or infinite reward or observation: abandon the episode and count it, or fail."""
+    fault_budget: int = Field(10, ge=0)
+    """Environment faults (exception, hang) that a worker survives within ten minutes, with growing delays."""
+
+
+class WorkersSection(Section):
+    count: int = Field(1, ge=0)
+    """Worker processes under `seedmq run`, replicas under compose (`SEEDMQ_WORKERS`)."""
+    envs: int = Field(64, gt=0)
+    """Environments per worker in all, split evenly over `groups` (`SEEDMQ_ENVS_PER_WORKER`)."""
+    groups: int = Field(2, gt=0)
+    """Env groups per worker: one steps while another waits for its actions."""
+    mode: Literal["train", "eval"] = "train"
+    """`eval` workers feed nothing into the store and report apart."""
+    restart_budget: int = Field(10, ge=0)
+    """Restarts of a worker process within ten minutes before the run fails."""
+    reply_timeout_seconds: float = Field(5.0, gt=0)
+    """A request unanswered for so long is sent again; after twice that the connection is made anew."""
+    connect_timeout_seconds: float = Field(60.0, gt=0)
+    """A worker that reaches no broker for so long at start exits 4."""
+    id: str | None = None
+    """Logical worker id; default host name and process id."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> WorkersSection:
+        if self.envs % self.groups:
+            raise ValueError(f"workers.envs = {self.envs} cannot be split evenly over workers.groups = {self.groups}")
+        return self
+
+
+class BrokerSection(Section):
+    placement: Literal["embedded", "process"] = "embedded"
+    """`embedded`: the learner's inference thread serves workers itself; `process`: `seedmq broker` does."""
+    bind: str = "tcp://127.0.0.1:5555"
+    """Worker-facing endpoint that the broker binds."""
+    connect: str | None = None
+    """Endpoint that workers connect to; default `bind`."""
+    learner_bind: str = "tcp://127.0.0.1:5556"
+    """Learner-facing endpoint that the broker process binds."""
+    learner_connect: str | None = None
+    """Endpoint that learners connect to; default `learner_bind`."""
+    min_rows: int = Field(1, ge=1)
+    """Rows a batch waits for, at most `max_wait_seconds`."""
+    max_wait_seconds: float = Field(0.0, ge=0)
+    """How long a batch may wait for `min_rows`."""
+    lease_seconds: float = Field(10.0, gt=0)
+    """A worker unheard of for so long is gone; its slots are flushed."""
+    heartbeat_seconds: float = Field(1.0, gt=0)
+    """How often workers and learners say that they live."""
+    max_workers: int = Field(4096, gt=0)
+    """Workers admitted at once; more are refused."""
+    max_message_bytes: int = Field(64 * 2**20, gt=0)
+    """Larger messages are refused by the socket before memory is touched."""
+
+
+class LearnerSection(Section):
+    inference_devices: list[str] = Field(default_factory=lambda: ["auto"])
+    """Devices of the policy: `auto`, or `cpu:0`, `gpu:1`... A demanded device that is missing is an error."""
+    training_devices: list[str] = Field(default_factory=lambda: ["auto"])
+    """Devices of the gradients; any overlap with `inference_devices` is allowed."""
+    inference_batch: int = Field(512, gt=0)
+    """Most rows in one inference batch."""
+    slots: int = Field(1024, gt=0)
+    """Environments served at once; more are refused."""
+    inference_in_flight: int = Field(2, ge=1, le=4)
+    """Inference batches in flight, so that copying and computing overlap."""
+    intra_op_threads: int = Field(0, ge=0)
+    """TensorFlow threads within an operation; 0 lets TensorFlow choose."""
+    inter_op_threads: int = Field(0, ge=0)
+    """TensorFlow threads across operations; 0 lets TensorFlow choose."""
+    jit_compile: bool = False
+    """Compile policy and training step with XLA."""
+
+
+class NetworkSection(Section):
+    name: str = "mlp"
+    """`mlp`, `nature_cnn`, `impala_deep`, or a class by import path, `package.module:Class`."""
+    hidden: list[int] = Field(default_factory=lambda: [64, 64])
+    """Units of the dense layers (`mlp`: all of them; `nature_cnn`, `impala_deep`: after the convolutions)."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """Activation of the `mlp`."""
+    lstm: int = Field(0, ge=0)
+    """Units of the LSTM core; 0 means none."""
+    previous_action: bool = False
+    """Feed the previous action (one-hot where discrete) to the core."""
+    previous_reward: bool = False
+    """Feed the previous reward, clipped as in the loss, to the core."""
+    separate_value: bool = False
+    """Give the value its own torso (`mlp`)."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a class by import path."""
+
+
+class ScheduleSection(Section):
+    kind: Literal["constant", "linear"] = "constant"
+    """`linear` goes from the value to `final` over `frames` environment frames."""
+    final: float = Field(0.0, ge=0)
+    """Value at the end of a linear schedule."""
+    frames: int | None = Field(None, gt=0)
+    """Environment frames of a linear schedule; required for it."""
+
+    @model_validator(mode="after")
+    def _has_frames(self) -> ScheduleSection:
+        if self.kind == "linear" and self.frames is None:
+            raise ValueError("a linear schedule needs frames")
+        return self
+
+
+class OptimizerSection(Section):
+    name: Literal["adam", "rmsprop"] = "adam"
+    """Optimizer of the weights."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """Initial learning rate."""
+    learning_rate_schedule: ScheduleSection = Field(default_factory=ScheduleSection)
+    """How the learning rate changes with environment frames."""
+    beta_1: float = Field(0.9, ge=0, lt=1)
+    """Adam's first decay."""
+    beta_2: float = Field(0.999, ge=0, lt=1)
+    """Adam's second decay."""
+    decay: float = Field(0.99, ge=0, lt=1)
+    """RMSProp's decay."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """RMSProp's momentum."""
+    epsilon: float = Field(1e-7, gt=0)
+    """Epsilon of either optimizer, outside the root for Adam; RMSProp's stands inside it."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Clip the reduced gradient to this global norm; none means no clipping."""
+
+
+class VtraceSection(Section):
+    discount: float = Field(0.99, ge=0, le=1)
+    """gamma."""
+    lambda_: float = Field(1.0, ge=0, le=1, alias="lambda")
+    """lambda: mixes c (V-trace paper, remark 2)."""
+    clip_rho: float = Field(1.0, gt=0)
+    """rho-bar of the value targets."""
+    clip_c: float = Field(1.0, gt=0)
+    """c-bar."""
+    clip_pg_rho: float = Field(1.0, gt=0)
+    """rho-bar of the policy gradient."""
+    baseline_cost: float = Field(0.5, ge=0)
+    """Weight of the value loss 0.5 (vs - V)^2."""
+    entropy_cost: float = Field(0.01, ge=0)
+    """Weight of the entropy bonus."""
+    entropy_cost_schedule: ScheduleSection = Field(default_factory=ScheduleSection)
+    """How the entropy cost changes with environment frames."""
+    entropy_target: float | None = None
+    """Learn the entropy cost so that the mean entropy stays at this."""
+    entropy_adjustment_speed: float = Field(10.0, gt=0)
+    """Speed of the learnt entropy cost's logarithm."""
+    kl_cost: float = Field(0.0, ge=0)
+    """Weight of log mu - log pi."""
+    reward_scale: float = Field(1.0, gt=0)
+    """Rewards are multiplied by this in the loss (before clipping)."""
+    reward_clip: float | None = Field(None, gt=0)
+    """Rewards are clipped to +- this in the loss."""
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    """`mean` (SEED) or `sum` (IMPALA, TorchBeast) over valid rows."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, populate_by_name=True
+    )
+
+
+class TrainingSection(Section):
+    algorithm: Literal["vtrace"] = "vtrace"
+    """The algorithm."""
+    unroll_length: int = Field(20, ge=1)
+    """T: transitions per unroll; an unroll has T + 1 rows."""
+    batch_size: int = Field(32, ge=1)
+    """Unrolls per update, over all training devices."""
+    prefetch_batches: int = Field(2, ge=1)
+    """Batches decoded ahead of the training loop."""
+    max_lag: int | None = Field(None, ge=0)
+    """Drop unrolls whose oldest row acted more than so many updates ago; off by default."""
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    """The optimizer."""
+
+
+class StoreSection(Section):
+    backend: Literal["redis"] = "redis"
+    """Where unrolls wait."""
+    url: str | None = None
+    """`redis://`, `rediss://` or `unix://`; none starts an embedded server on a private socket (`seedmq run`)."""
+    username: str | None = None
+    """Redis user."""
+    password_file: str | None = None
+    """File that holds the Redis password; never printed."""
+    prefix: str = Field("seedmq", pattern=r"^[A-Za-z0-9_.:-]+$")
+    """Every key starts with this; two runs in one Redis take two."""
+    capacity: int = Field(128, gt=0)
+    """Unrolls in the FIFO."""
+    when_full: Literal["block", "drop_oldest"] = "block"
+    """Back-pressure, or drop the oldest unrolls and count them."""
+    compression: Literal["auto", "none", "lz4", "zstd"] = "auto"
+    """Lossless compression of unrolls; `auto`: lz4 where they hold uint8 frames."""
+    ack: Literal["update", "checkpoint"] = "update"
+    """Unrolls are deleted after the update that used them, or kept until the checkpoint that covers it."""
+    operation_timeout_seconds: float = Field(5.0, gt=0)
+    """Socket timeout of one Redis command."""
+    unreachable_seconds: float = Field(60.0, gt=0)
+    """Redis out of reach for so long at start exits 4."""
+
+
+class CheckpointSection(Section):
+    interval_seconds: float = Field(30.0, gt=0)
+    """How often a checkpoint is written; one more at the end."""
+    keep: int = Field(3, gt=0)
+    """How many are kept."""
+
+
+class SecuritySection(Section):
+    keys: str | None = None
+    """Directory of CURVE keys (`seedmq keys DIR`); required for endpoints off the loopback."""
+    insecure: bool = False
+    """Allow endpoints off the loopback without keys."""
+
+
+class Config(Section):
+    """The whole tree."""
+
+    run: RunSection = Field(default_factory=RunSection)
+    """One run: seed, when it stops, how often it reports."""
+    environment: EnvironmentSection
+    """The environment."""
+    workers: WorkersSection = Field(default_factory=WorkersSection)
+    """Environment workers."""
+    broker: BrokerSection = Field(default_factory=BrokerSection)
+    """The broker between workers and learner."""
+    learner: LearnerSection = Field(default_factory=LearnerSection)
+    """Devices and inference."""
+    network: NetworkSection = Field(default_factory=NetworkSection)
+    """The network."""
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    """Unrolls, batches, optimizer."""
+    vtrace: VtraceSection = Field(default_factory=VtraceSection)
+    """The V-trace loss."""
+    store: StoreSection = Field(default_factory=StoreSection)
+    """The Redis store."""
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    """Checkpoints."""
+    security: SecuritySection = Field(default_factory=SecuritySection)
+    """Keys."""
+
+    @model_validator(mode="after")
+    def _batch_fits_store(self) -> Config:
+        if self.training.batch_size > self.store.capacity:
+            raise ValueError(
+                f"store.capacity = {self.store.capacity} unrolls can never fill "
+                f"training.batch_size = {self.training.batch_size}"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Environment workers: no model, no TensorFlow, no Redis."""
