@@ -114,7 +114,9 @@ def unpack(head: Any) -> Any:
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"frame 0 is not the msgpack we take: {type(error).__name__}: {str(error)[:100]}") from error
+        raise ProtocolError(
+            f"frame 0 is not the msgpack we take: {type(error).__name__}: {str(error)[:100]}"
+        ) from error
     if _deeper(value, MAX_DEPTH):
         raise ProtocolError(f"frame 0 is nested deeper than {MAX_DEPTH}")
     return value
@@ -182,8 +184,17 @@ class Hello(NamedTuple):
         hello = cls(**data)
         wrong = [
             name
-            for name, kind in (("worker_id", str), ("mode", str), ("spaces", dict), ("groups", list), ("config_hash", str),
-                               ("run", int), ("worker", int), ("reports", dict), ("info", dict))  # fmt: skip
+            for name, kind in (
+                ("worker_id", str),
+                ("mode", str),
+                ("spaces", dict),
+                ("groups", list),
+                ("config_hash", str),
+                ("run", int),
+                ("worker", int),
+                ("reports", dict),
+                ("info", dict),
+            )  # fmt: skip
             if not isinstance(data[name], kind) or isinstance(data[name], bool)
         ]
         if wrong:

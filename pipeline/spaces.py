@@ -127,7 +127,9 @@ class Spaces:
         spaces = cls(tuple(Leaf.from_wire(x) for x in data["observation"]), Leaf.from_wire(data.get("action")))
         action = spaces.action
         if action.kind not in ACTION_KINDS:
-            raise SpaceError(f"action space of kind {action.kind!r} is not supported; supported: {', '.join(ACTION_KINDS)}")
+            raise SpaceError(
+                f"action space of kind {action.kind!r} is not supported; supported: {', '.join(ACTION_KINDS)}"
+            )
         size = math.prod(action.shape)
         if action.kind == "box" and not (0 < size <= MAX_ACTION_SIZE and len(action.low) == len(action.high) == size):
             raise SpaceError(f"box action of shape {action.shape} has {len(action.low)} bounds")

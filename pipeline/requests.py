@@ -1,0 +1,106 @@
+"""What the inference loop sees of the workers, wherever the broker stands.
+
+``pipeline.sources`` has the two implementations: ``EmbeddedSource`` (the inference thread polls the worker-facing socket
+itself) and ``BrokerSource`` (a DEALER to a broker process). A source belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from pipeline.protocol import Hello, Report
+
+
+class StepRequest(NamedTuple):
+    """One group's observations.
+
+    Attributes:
+        worker: Leased worker index.
+        run: The worker's run id.
+        group: Env group within the worker.
+        sequence: Grows by one with each step of the group; a repeat has the same.
+        rows: Rows in the message (final-observation rows included).
+        replies: Rows that need an action (the last ones): the group's environments.
+        buffers: ``pipeline.rows.ROW`` records, then one buffer per observation leaf; lengths are not checked yet.
+    """
+
+    worker: int
+    run: int
+    group: int
+    sequence: int
+    rows: int
+    replies: int
+    buffers: list[Any]
+
+
+class Reply(NamedTuple):
+    """A group's actions: ``buffer`` is ``[replies, *shape]`` in the action leaf's dtype."""
+
+    worker: int
+    run: int
+    group: int
+    sequence: int
+    buffer: Any
+
+
+class Joined(NamedTuple):
+    """A worker asks to be admitted; repeated until the learner admits or rejects it."""
+
+    worker: int
+    run: int
+    hello: Hello
+
+
+class Left(NamedTuple):
+    """A worker is gone: ``reason`` is ``bye``, ``lease`` or ``replaced``; the report is its last word, if there was one."""
+
+    worker: int
+    run: int
+    reason: str
+    report: Report | None
+
+
+class Reported(NamedTuple):
+    """A living worker's counters."""
+
+    worker: int
+    run: int
+    report: Report
+
+
+Event = Joined | Left | Reported
+
+
+class RequestSource(Protocol):
+    """Where the inference loop gets requests from. Used by the thread that made it, and no other."""
+
+    def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
+        """Requests of together at most ``credit`` rows (0: events only), oldest first, and what happened to workers.
+
+        A single request larger than ``credit`` is given alone when ``credit`` is the loop's full batch. Returns as soon as there
+        is something, at the latest after ``timeout_seconds``.
+        """
+
+    def reply(self, replies: list[Reply]) -> None:
+        """Sends actions; a worker that is gone by now is counted, not an error."""
+
+    def admit(self, worker: int, run: int) -> None:
+        """Answers ``Joined``: WELCOME."""
+
+    def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
+        """Answers ``Joined``: REFUSED for good, or WAIT."""
+
+    def hold_back(self, reason: str | None) -> None:
+        """Says in every ALIVE that workers are held back and why, until called with None."""
+
+    def publish(self, status: dict[str, Any]) -> None:
+        """The learner's part of what ``seedmq status`` shows."""
+
+    def dismiss(self, reason: str) -> None:
+        """DRAIN to every worker, and to every one that says HELLO from now on."""
+
+    def workers(self) -> int:
+        """Workers that hold a lease now."""
+
+    def close(self) -> None:
+        """Closes the sockets, lingering shortly for what is under way."""
