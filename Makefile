@@ -1,0 +1,57 @@
+# `make` prints the targets. PYTHON chooses the interpreter of .venv (3.11 to 3.13), ARGS goes to the command.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+CONFIG ?= cartpole_vtrace
+ARGS   ?=
+
+# Both packages hold the same TensorFlow and must never stand together: the small one where no NVIDIA GPU is.
+LEARNER ?= $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia/version),learner,learner-cpu)
+SOURCES := pipeline broker workers learner
+
+.PHONY: help install run check test unit integration system format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make install      .venv with seedmq, TensorFlow, Atari and the tools in it"
+	@echo "make run          seedmq run $(CONFIG); more arguments: make run ARGS='--set workers.count=4'"
+	@echo "make check        what CI runs: format, lint, types, import contracts, tests"
+	@echo "make test         all tests; make unit, make integration, make system: one tier"
+	@echo "make format       formats and fixes what can be fixed by itself"
+	@echo "make clean        removes .venv and caches; runs/ stays"
+
+install: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "seedmq needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1): make install PYTHON=python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) lacks venv: install it first (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[$(LEARNER),atari,dev]"
+	@touch $@
+
+run: $(STAMP)
+	$(BIN)/seedmq run $(CONFIG) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+unit integration system: $(STAMP)
+	$(BIN)/python -m pytest tests/$@ $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
