@@ -1,0 +1,180 @@
+"""Unroll records to store payloads and back: a small header, then the record, perhaps compressed.
+
+::
+
+    offset  bytes  field
+    0       2      magic, "SQ"
+    2       1      version of this header
+    3       1      codec: 0 none, 1 lz4 (block), 2 zstd (frame)
+    4       4      CRC-32 of everything else, in order
+    8       8      raw length: bytes of the record
+    16      8      environment   } copied from the record, so that a
+    24      8      run           } damaged payload can still be named
+    32      8      row           }
+    40             body
+
+All little-endian. Nothing is decompressed before the checksum and the raw length are right, and never to more than the
+layout's length. Errors: ``StoreError`` for every payload that is not whole.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import lz4.block
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from pipeline.errors import StoreError
+from pipeline.unrolls import OBSERVATION, UnrollLayout
+
+Records = npt.NDArray[np.uint8]
+
+MAGIC = b"SQ"
+VERSION = 1
+ZSTD_LEVEL = 1
+_FRONT = struct.Struct("<2sBB")  # magic, version, codec
+_CHECKSUM = struct.Struct("<I")
+_REST = struct.Struct("<QqQq")  # raw length, environment, run, row
+_REST_AT = _FRONT.size + _CHECKSUM.size
+HEADER_BYTES = _REST_AT + _REST.size
+_NAMES = struct.Struct("<qQq")  # environment, run, row: the first three fields of every record
+
+
+class Codec(IntEnum):
+    """How a payload's body is compressed; the value stands in the header."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+class _Contexts(threading.local):
+    """zstd contexts are not thread-safe and worth keeping: one pair per thread."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts = _Contexts()
+
+
+def choose(compression: str, layout: UnrollLayout) -> Codec:
+    """The codec that ``store.compression`` means for this layout.
+
+    ``auto`` is lz4 where the layout holds uint8 images (leaves of rank 2 or more), else none: floats of a simulator
+    hardly shrink (``docs/decisions/0002-compression.md``).
+    """
+    if compression != "auto":
+        return Codec[compression.upper()]
+    images = (
+        field.dtype == np.uint8 and len(field.shape) >= 3  # [rows, height, width, ...]
+        for name, field in layout.fields.items()
+        if name.startswith(OBSERVATION)
+    )
+    return Codec.LZ4 if any(images) else Codec.NONE
+
+
+def encode(record: Records, layout: UnrollLayout, codec: Codec) -> bytes:
+    """One record to a payload.
+
+    Args:
+        record: uint8 ``[layout.nbytes]``, contiguous.
+        layout: Its layout.
+        codec: How to compress it.
+
+    Raises:
+        StoreError: the record is not of this layout's length.
+    """
+    raw = record.data.cast("B")
+    if raw.nbytes != layout.nbytes:
+        raise StoreError(f"a record of {raw.nbytes} bytes where the layout has {layout.nbytes}")
+    body: Any = raw
+    if codec is Codec.LZ4:
+        body = lz4.block.compress(raw, store_size=False)
+    elif codec is Codec.ZSTD:
+        body = _contexts.compressor.compress(raw)
+    rest = _REST.pack(layout.nbytes, *_NAMES.unpack_from(raw))
+    front = _FRONT.pack(MAGIC, VERSION, codec)
+    checksum = zlib.crc32(body, zlib.crc32(rest, zlib.crc32(front)))
+    return b"".join((front, _CHECKSUM.pack(checksum), rest, body))
+
+
+def decode(payload: bytes, layout: UnrollLayout) -> Records:
+    """One payload to its record, uint8 ``[layout.nbytes]``.
+
+    Raises:
+        StoreError: damaged, of another layout or of another version.
+    """
+    record: Records = decode_batch([payload], layout)[0]
+    return record
+
+
+def decode_batch(payloads: Sequence[bytes], layout: UnrollLayout, out: Records | None = None) -> Records:
+    """Payloads to records, each copied once, into its row.
+
+    Args:
+        payloads: B payloads.
+        layout: Their layout.
+        out: uint8 ``[B, layout.nbytes]``, contiguous, to fill; a new array where None.
+
+    Returns:
+        uint8 ``[B, layout.nbytes]``.
+
+    Raises:
+        StoreError: the first payload that is damaged, of another layout or of another version; names its environment
+            and run where the header can be read.
+    """
+    records = np.empty((len(payloads), layout.nbytes), np.uint8) if out is None else out
+    for row, payload in zip(records, payloads, strict=True):
+        row[:] = np.frombuffer(_open(payload, layout), np.uint8)
+    return records
+
+
+def _open(payload: bytes, layout: UnrollLayout) -> Any:
+    """The raw record's buffer, exactly ``layout.nbytes`` long."""
+    if len(payload) < HEADER_BYTES:
+        raise StoreError(f"a payload of {len(payload)} bytes is shorter than its header")
+    magic, version, codec = _FRONT.unpack_from(payload)
+    (checksum,) = _CHECKSUM.unpack_from(payload, _FRONT.size)
+    raw_length, *names = _REST.unpack_from(payload, _REST_AT)
+    if magic != MAGIC or version != VERSION:
+        raise StoreError(f"not an unroll payload of version {VERSION}: it begins with {payload[:4].hex()}")
+    name = "unroll of environment {}, run {}, row {}".format(*names)
+    whole = memoryview(payload)
+    if zlib.crc32(whole[_REST_AT:], zlib.crc32(whole[: _FRONT.size])) != checksum:
+        raise StoreError(f"{name}: damaged payload, its checksum is wrong")
+    if raw_length != layout.nbytes:
+        raise StoreError(f"{name}: {raw_length} bytes where this learner's layout has {layout.nbytes}")
+    try:
+        body = _expand(whole[HEADER_BYTES:], codec, layout.nbytes)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError) as error:
+        raise StoreError(f"{name}: damaged payload: {error}") from error
+    if len(body) != layout.nbytes:
+        raise StoreError(f"{name}: damaged payload: {len(body)} of {layout.nbytes} bytes")
+    return body
+
+
+def _expand(body: memoryview, codec: int, limit: int) -> Any:
+    """Decompresses to at most ``limit`` bytes.
+
+    Raises:
+        ValueError: no such codec, or a length that the frame itself contradicts.
+    """
+    if codec == Codec.NONE:
+        return body
+    if codec == Codec.LZ4:
+        return lz4.block.decompress(body, uncompressed_size=limit)
+    if codec == Codec.ZSTD:
+        # The frame's own length is checked first: zstd allocates what the frame says.
+        if zstandard.frame_content_size(body) != limit:
+            raise ValueError("the frame's length is not the layout's")
+        return _contexts.decompressor.decompress(body, max_output_size=limit)
+    raise ValueError(f"unknown codec {codec}")
