@@ -1,7 +1,7 @@
 """The interface of a network, and the stable names of its variables.
 
 A network of one's own is a subclass, named in the configuration as ``package.module:Class`` and constructed as
-``Class(spaces, distribution, frame_stack=S, seed=SEED, **network.kwargs)``.
+``Class(spaces, distribution, frame_stack, seed, **network.kwargs)``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, tf.Variab
 
 def _children(node: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(node, tf.keras.layers.Layer):
-        yield from ((weight.path, weight.value) for weight in node.weights)
+        # Numbered: Keras' own paths depend on how many layers the process has made before.
+        yield from ((f"{i}_{weight.name}", weight.value) for i, weight in enumerate(node.weights))
     elif isinstance(node, tf.Module):
         yield from ((key, child) for key, child in vars(node).items() if not key.startswith("_self_"))
     elif isinstance(node, Mapping):

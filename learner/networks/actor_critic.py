@@ -1,0 +1,177 @@
+"""The three networks that seedmq brings: torso, optional previous action and reward, optional LSTM core, two heads.
+
+As in SEED, previous action and previous reward join behind the torso, in front of the core (or the heads). Heads are
+orthogonal, gain 0.01 for the policy and 1 for the value, biases 0, and always float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from learner.distributions import Distribution
+from learner.inputs import Inputs, Outputs
+from learner.networks.layers import ACTIVATIONS, Dense, LstmCore, glorot_uniform, orthogonal
+from learner.networks.network import Network, State
+from learner.networks.torso import NatureConvolutions, ResidualConvolutions, Torso
+from pipeline.errors import ConfigError
+from pipeline.spaces import Spaces
+
+
+class ActorCritic(Network):
+    """Core and heads on a torso; a second torso, where there is one, serves the value alone."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        distribution: Distribution,
+        torso: Torso,
+        value_torso: Torso | None = None,
+        *,
+        lstm: int = 0,
+        previous_action: bool = False,
+        previous_reward: bool = False,
+    ) -> None:
+        super().__init__()
+        self._distribution = distribution
+        self.uses_previous_action = previous_action
+        self._uses_previous_reward = previous_reward
+        extra = distribution.features_size * previous_action + previous_reward
+        self.torso, self.value_torso = torso, value_torso
+        size, value_size = torso.size + extra, (value_torso or torso).size + extra
+        self.core = LstmCore(rng, size, lstm) if lstm else None
+        if lstm:
+            size = value_size = lstm
+        self.policy_head = Dense(rng, size, distribution.parameters, orthogonal(0.01))
+        self.value_head = Dense(rng, value_size, 1, orthogonal(1.0))
+
+    def initial_state(self, batch: int) -> State:
+        return self.core.initial_state(batch) if self.core else ()
+
+    def step(self, inputs: Inputs, state: State) -> tuple[Outputs, State]:
+        features, value_features = self._features(inputs)
+        if self.core:
+            features, state = self.core.step(features, inputs.first, state)
+            value_features = features
+        return self._heads(features, value_features), state
+
+    def unroll(self, inputs: Inputs, state: State) -> tuple[Outputs, State]:
+        rows, batch = inputs.first.shape[0], tf.shape(inputs.first)[1]
+        flat = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), tuple(inputs))
+        features, value_features = self._features(Inputs(*flat))
+        if self.core:
+            by_row = tf.reshape(features, [rows, batch, features.shape[-1]])
+            by_row, state = self.core.unroll(by_row, inputs.first, state)
+            features = value_features = tf.reshape(by_row, [-1, by_row.shape[-1]])
+        outputs = self._heads(features, value_features)
+        policy = tf.reshape(outputs.policy, [rows, batch, outputs.policy.shape[-1]])
+        return Outputs(policy, tf.reshape(outputs.value, [rows, batch])), state
+
+    def _features(self, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+        """``[N, ...]`` inputs -> features for the policy and for the value (the same where they share a torso)."""
+        extra = self._extra(inputs)
+        features = tf.concat([self.torso(inputs.observation), *extra], -1)
+        if self.value_torso is None:
+            return features, features
+        return features, tf.concat([self.value_torso(inputs.observation), *extra], -1)
+
+    def _extra(self, inputs: Inputs) -> list[tf.Tensor]:
+        extra = []
+        if self.uses_previous_action:
+            action = self._distribution.features(inputs.previous_action)
+            extra.append(tf.where(inputs.first[:, None], tf.zeros_like(action), action))
+        if self._uses_previous_reward:
+            extra.append(inputs.previous_reward[:, None])
+        return extra
+
+    def _heads(self, features: tf.Tensor, value_features: tf.Tensor) -> Outputs:
+        policy, value = self.policy_head(features), self.value_head(value_features)
+        return Outputs(tf.cast(policy, tf.float32), tf.cast(value[:, 0], tf.float32))
+
+
+class Mlp(ActorCritic):
+    """Dense layers over all leaves, flattened; orthogonal, gain sqrt(2)."""
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        distribution: Distribution,
+        frame_stack: int,
+        seed: int,
+        *,
+        hidden: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        separate_value: bool = False,
+        **core: Any,
+    ) -> None:
+        if separate_value and core.get("lstm"):
+            raise ConfigError("network.separate_value: an LSTM core is shared by policy and value; set one of the two")
+        rng = np.random.default_rng(seed)
+        torsos = [
+            Torso(
+                rng,
+                spaces,
+                frame_stack,
+                hidden=hidden,
+                activation=ACTIVATIONS[activation],
+                initializer=orthogonal(math.sqrt(2)),
+            )
+            for _ in range(1 + separate_value)
+        ]
+        super().__init__(rng, distribution, *torsos, **core)
+
+
+class NatureCnn(ActorCritic):
+    """The convolutions of DQN and relu dense layers; orthogonal, gain sqrt(2)."""
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        distribution: Distribution,
+        frame_stack: int,
+        seed: int,
+        *,
+        hidden: Sequence[int] = (512,),
+        **core: Any,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        torso = Torso(
+            rng,
+            spaces,
+            frame_stack,
+            hidden=hidden,
+            activation=tf.nn.relu,
+            initializer=orthogonal(math.sqrt(2)),
+            convolutions=NatureConvolutions,
+        )
+        super().__init__(rng, distribution, torso, **core)
+
+
+class ImpalaDeep(ActorCritic):
+    """IMPALA's residual convolutions and relu dense layers; Glorot uniform, as in SEED."""
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        distribution: Distribution,
+        frame_stack: int,
+        seed: int,
+        *,
+        hidden: Sequence[int] = (256,),
+        **core: Any,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        torso = Torso(
+            rng,
+            spaces,
+            frame_stack,
+            hidden=hidden,
+            activation=tf.nn.relu,
+            initializer=glorot_uniform,
+            convolutions=ResidualConvolutions,
+        )
+        super().__init__(rng, distribution, torso, **core)

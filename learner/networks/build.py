@@ -1,0 +1,107 @@
+"""From settings to a network with all its variables."""
+
+from __future__ import annotations
+
+import importlib
+
+import tensorflow as tf
+
+from learner.distributions import Distribution
+from learner.frame_stack import stacked_shape
+from learner.inputs import Inputs
+from learner.networks.actor_critic import ImpalaDeep, Mlp, NatureCnn
+from learner.networks.network import Network
+from pipeline.config.tree import NetworkSection
+from pipeline.errors import ConfigError
+from pipeline.spaces import Spaces
+
+
+def build_network(
+    spaces: Spaces, distribution: Distribution, settings: NetworkSection, frame_stack: int, seed: int = 1
+) -> Network:
+    """A network whose variables all exist, with values that depend on ``seed`` alone.
+
+    Call it under the scope of the strategy that is to hold the variables.
+
+    Raises:
+        ConfigError: settings that do not go together, an unknown class, or a network whose outputs are not as promised.
+        SpaceError: observations that cannot be stacked.
+    """
+    network = _construct(spaces, distribution, settings, frame_stack, seed)
+    _check(network, spaces, distribution, frame_stack)
+    return network
+
+
+def _construct(
+    spaces: Spaces, distribution: Distribution, settings: NetworkSection, frame_stack: int, seed: int
+) -> Network:
+    if ":" in settings.name:
+        # Layers of Keras without a seed of their own draw from the global one.
+        tf.keras.utils.set_random_seed(seed)
+        return _imported(settings.name)(spaces, distribution, frame_stack, seed, **settings.kwargs)
+    if settings.kwargs:
+        raise ConfigError(f"network.kwargs are for a class by import path, not for network.name = {settings.name!r}")
+    core = {
+        "lstm": settings.lstm,
+        "previous_action": settings.previous_action,
+        "previous_reward": settings.previous_reward,
+    }
+    if settings.name == "mlp":
+        return Mlp(
+            spaces,
+            distribution,
+            frame_stack,
+            seed,
+            hidden=settings.hidden,
+            activation=settings.activation,
+            separate_value=settings.separate_value,
+            **core,
+        )
+    if settings.separate_value:
+        raise ConfigError(f"network.separate_value is for mlp, not for network.name = {settings.name!r}")
+    if settings.name == "nature_cnn":
+        return NatureCnn(spaces, distribution, frame_stack, seed, hidden=settings.hidden, **core)
+    if settings.name == "impala_deep":
+        return ImpalaDeep(spaces, distribution, frame_stack, seed, hidden=settings.hidden, **core)
+    raise ConfigError(
+        f"network.name = {settings.name!r}: not one of mlp, nature_cnn, impala_deep, nor package.module:Class"
+    )
+
+
+def _imported(path: str) -> type[Network]:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"network.name = {path!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Network)):
+        raise ConfigError(f"network.name = {path!r} is not a subclass of learner.networks.network.Network")
+    return found
+
+
+def example_inputs(spaces: Spaces, distribution: Distribution, frame_stack: int, batch: int) -> Inputs:
+    """Inputs ``[batch, ...]`` of zeros, all ``first``."""
+    return Inputs(
+        observation={
+            leaf.path: tf.zeros([batch, *stacked_shape(leaf, frame_stack)], tf.dtypes.as_dtype(leaf.dtype))
+            for leaf in spaces.observation
+        },
+        previous_action=tf.zeros([batch, *distribution.action_shape], distribution.action_dtype),
+        previous_reward=tf.zeros([batch]),
+        first=tf.ones([batch], tf.bool),
+    )
+
+
+def _check(network: Network, spaces: Spaces, distribution: Distribution, frame_stack: int) -> None:
+    """One step, which makes what a lazy layer makes late, and shows whether the network keeps the interface."""
+    state = network.initial_state(2)
+    outputs, after = network.step(example_inputs(spaces, distribution, frame_stack, 2), state)
+    found = [_description(x) for x in (outputs.policy, outputs.value, *after)]
+    wanted = [f"float32[2, {distribution.parameters}]", "float32[2]", *(_description(x) for x in state)]
+    if found != wanted:
+        name = type(network).__name__
+        raise ConfigError(f"network {name}: a step gives policy, value and state of {found}, not {wanted}")
+
+
+def _description(x: tf.Tensor) -> str:
+    return f"{x.dtype.name}{list(x.shape)}"
