@@ -1,0 +1,189 @@
+"""Unroll assembly: rows in, finished unrolls out. A state machine over numpy buffers: no IO, no clock.
+
+One open unroll per slot, written in place into a record of ``pipeline.unrolls.UnrollLayout``; a finished one is a copy
+of the record's bytes, and its last row (with the frames before it) begins the next.
+
+    opened slot -> row 0 (always ``first``: a seam) -> rows 1..T -> unroll out -> its row T is row 0 of the next -> ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.rows import FIRST, TERMINATED, TRUNCATED
+from pipeline.unrolls import OBSERVATION, STATE, UnrollLayout
+
+Array = npt.NDArray[Any]
+
+
+class Acted(NamedTuple):
+    """What the policy did on n rows.
+
+    Attributes:
+        action: Stored action ``[n, *shape]``.
+        behaviour: Parameters of the behaviour distribution, float32 ``[n, D]``.
+        state: Recurrent state carried into each row before its reset, leaves ``[n, ...]`` float32.
+        version: The policy version that acted.
+    """
+
+    action: Array
+    behaviour: Array
+    state: Sequence[Array]
+    version: int
+
+
+class Unroll(NamedTuple):
+    """A finished unroll: the names of ``pipeline.store.interface.Put``, and the record's bytes."""
+
+    environment: int
+    run: int
+    row: int
+    next_index: int
+    valid: int
+    record: bytes
+
+
+class Appended(NamedTuple):
+    """What ``append`` did: transitions that open unrolls now own, rows that complete none, and the full unrolls."""
+
+    accepted: int
+    masked: int
+    unrolls: list[Unroll]
+
+
+class Assembler:
+    """Open unrolls of all slots. Owned by the inference thread.
+
+    Args:
+        layout: The record.
+        slots: Number of slots; memory is ``slots * layout.nbytes``, allocated at once.
+    """
+
+    def __init__(self, layout: UnrollLayout, slots: int) -> None:
+        self._layout = layout
+        self._prefix = layout.frame_stack - 1
+        self._records = np.zeros((slots, layout.nbytes), np.uint8)
+        self._fields = layout.view(self._records)
+        self._position = np.zeros(slots, np.int64)  # rows in the open unroll
+        self._index = np.zeros(slots, np.int64)  # running index of the last row
+        self._framed = [name for name in layout.fields if name.startswith(OBSERVATION)]
+        self._by_row = ["version", "terminated", "truncated", "reward", "action", "behaviour"]
+
+    def open(self, slots: Array, environments: Array, run: int, index: Array) -> None:
+        """Begins a run in ``slots`` (int ``[n]``); what was open there must have been flushed.
+
+        Args:
+            slots: int ``[n]``.
+            environments: Environment ids, int64 ``[n]``.
+            run: The worker's run id.
+            index: Running index of each environment's last known transition: 0 for a new run.
+        """
+        self._records[slots] = 0
+        self._fields["environment"][slots] = environments
+        self._fields["run"][slots] = run
+        self._position[slots] = 0
+        self._index[slots] = index
+
+    def fresh(self, slots: Array) -> Array:
+        """Bool ``[n]``: no row yet since ``open``; its next row begins a sequence whatever the environment says."""
+        fresh: Array = self._position[slots] == 0
+        return fresh
+
+    def last_index(self, slots: Array) -> Array:
+        """Running index of the last row, int64 ``[n]``; after ``open`` the index given there."""
+        index: Array = self._index[slots]
+        return index
+
+    def append(self, slots: Array, numbers: Array, rows: Array, observation: Sequence[Array], acted: Acted) -> Appended:
+        """Appends one row to each slot.
+
+        Args:
+            slots: int ``[n]``, no slot twice.
+            numbers: ``pipeline.rows.row_number`` of each row, int64 ``[n]``.
+            rows: ``pipeline.rows.ROW`` records ``[n]``.
+            observation: Leaves ``[n, ...]`` in the layout's order.
+            acted: What the policy did on these rows.
+        """
+        fields, at = self._fields, self._position[slots]
+        fresh = at == 0
+        flags = rows["flags"]
+        first = ((flags & FIRST) != 0) | fresh
+        follows_final = np.zeros(len(slots), bool)
+        before = np.maximum(at - 1, 0)
+        follows_final = (fields["terminated"][slots, before] | fields["truncated"][slots, before]) != 0
+        valid = ~first & ~follows_final
+        if fresh.any():
+            self._begin(slots[fresh], numbers[fresh], rows["index"][fresh])
+        fields["first"][slots, self._prefix + at] = first
+        fields["terminated"][slots, at] = (flags & TERMINATED) != 0
+        fields["truncated"][slots, at] = (flags & TRUNCATED) != 0
+        fields["reward"][slots, at] = rows["reward"]
+        fields["action"][slots, at] = acted.action
+        fields["behaviour"][slots, at] = acted.behaviour
+        fields["version"][slots, at] = acted.version
+        for name, leaf in zip(self._framed, observation, strict=True):
+            fields[name][slots, self._prefix + at] = leaf
+        self._set_state(slots[fresh], fresh, acted.state)
+        self._position[slots] = at + 1
+        self._index[slots] = rows["index"]
+        full = at == self._layout.unroll_length
+        unrolls = self._finish(slots[full], numbers[full], full, acted.state) if full.any() else []
+        accepted = int(np.count_nonzero(valid))
+        return Appended(accepted, int(np.count_nonzero(~valid & ~fresh)), unrolls)
+
+    def flush(self, slots: Array) -> list[Unroll]:
+        """Pads the open unrolls of ``slots`` with masked rows and gives those that own a valid transition."""
+        unrolls = []
+        for slot in slots[self._position[slots] > 1]:
+            rows = int(self._position[slot])
+            self._fields["first"][slot, self._prefix + rows :] = 1
+            self._fields["valid"][slot] = self._valid(slot)
+            unroll = self._take(slot)
+            if unroll.valid:
+                unrolls.append(unroll)
+        self._position[slots] = 0
+        return unrolls
+
+    def _begin(self, slots: Array, numbers: Array, index: Array) -> None:
+        self._fields["row"][slots] = numbers
+        self._fields["index"][slots] = index
+
+    def _set_state(self, slots: Array, mask: Array, state: Sequence[Array]) -> None:
+        if len(slots):
+            for i, leaf in enumerate(state):
+                self._fields[STATE + str(i)][slots] = leaf[mask]
+
+    def _valid(self, slots: Array) -> Array:
+        fields, prefix, length = self._fields, self._prefix, self._layout.unroll_length
+        final = (fields["terminated"][slots, :length] | fields["truncated"][slots, :length]) != 0
+        valid: Array = ~final & (fields["first"][slots, prefix + 1 : prefix + 1 + length] == 0)
+        return valid
+
+    def _finish(self, slots: Array, numbers: Array, mask: Array, state: Sequence[Array]) -> list[Unroll]:
+        fields, prefix, length = self._fields, self._prefix, self._layout.unroll_length
+        fields["valid"][slots] = self._valid(slots)
+        unrolls = [self._take(slot) for slot in slots]
+        fields["previous_action"][slots] = fields["action"][slots, length - 1]
+        for name in self._by_row:
+            fields[name][slots, 0] = fields[name][slots, length]
+        for name in ["first", *self._framed]:
+            fields[name][slots, : prefix + 1] = fields[name][slots, length : length + prefix + 1]
+        self._begin(slots, numbers, self._index[slots])
+        self._set_state(slots, mask, state)
+        self._position[slots] = 1
+        return unrolls
+
+    def _take(self, slot: int) -> Unroll:
+        fields = self._fields
+        return Unroll(
+            environment=int(fields["environment"][slot]),
+            run=int(fields["run"][slot]),
+            row=int(fields["row"][slot]),
+            next_index=int(self._index[slot]),
+            valid=int(fields["valid"][slot].sum()),
+            record=self._records[slot].tobytes(),
+        )

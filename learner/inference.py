@@ -1,0 +1,249 @@
+"""The inference loop: requests in, actions out, rows to the assembler. One thread, which owns the request source.
+
+::
+
+    source.poll(credit) -> judge (repeat, stale) -> open (checks) -> join -> policy.submit
+                                                       two batches in flight
+    policy result -> replies -> collect (episodes, ledger, assembler -> writer)
+
+Credit is 0 while the policy is not built yet or the writer's backlog is at its limit: requests then wait in the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from learner.collector import Collector
+from learner.policy import Pending, Policy
+from learner.requests import Opened, StepBatch, join, open_request
+from learner.roster import Refusal, Roster
+from learner.slots import Verdict
+from learner.writer import UnrollWriter
+from pipeline.errors import ProtocolError, SpaceError
+from pipeline.requests import Event, Joined, Left, Reply, Reported, RequestSource, StepRequest
+from pipeline.spaces import Leaf, Spaces
+from pipeline.stopping import StopToken
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+HELD_POLL_SECONDS = 0.002
+PUBLISH_SECONDS = 0.5
+
+
+class Serving(NamedTuple):
+    """What the loop serves with, once the spaces are known and the policy is built."""
+
+    policy: Policy
+    roster: Roster
+    collector: Collector
+    writer: UnrollWriter
+    leaves: tuple[Leaf, ...]
+
+
+class InFlight(NamedTuple):
+    batch: StepBatch
+    pending: Pending
+    version: int
+
+
+class InferenceLoop:
+    """The loop's state.
+
+    Args:
+        make_source: Opens the request source on the loop's own thread.
+        batch: Most rows in one inference batch.
+        in_flight: Batches in flight.
+        version: Reads the current policy version.
+        status: Reads the learner's part of the status, published twice a second.
+        on_spaces: Called with the first worker's spaces while nothing serves yet.
+        stop: The learner's token.
+    """
+
+    def __init__(
+        self,
+        make_source: Callable[[], RequestSource],
+        *,
+        batch: int,
+        in_flight: int,
+        version: Callable[[], int],
+        status: Callable[[], dict[str, Any]],
+        on_spaces: Callable[[Spaces], None],
+        stop: StopToken,
+    ) -> None:
+        self._make_source = make_source
+        self._batch = batch
+        self._depth = in_flight
+        self._version = version
+        self._status = status
+        self._on_spaces = on_spaces
+        self._stop = stop
+        self._serving: Serving | None = None
+        self._flying: deque[InFlight] = deque()
+        self._cuts: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._dismissal: str | None = None
+        self._finish_by: float | None = None
+        self._published = 0.0
+        self.counters: Counter[str] = Counter()
+        self.first_step: float | None = None  # monotonic seconds of the first served request
+        self.held_back: str | None = None
+
+    # What other threads may call.
+
+    def serve_with(self, serving: Serving) -> None:
+        """The policy is built: workers are admitted from now on."""
+        self._serving = serving
+
+    def at_rest(self, call: Callable[[], Any]) -> Future[Any]:
+        """Runs ``call`` on the loop's thread between batches: a consistent cut through what that thread owns."""
+        future: Future[Any] = Future()
+        self._cuts.append((call, future))
+        return future
+
+    def dismiss(self, reason: str, deadline: float) -> None:
+        """Sends every worker home; the loop ends when the last has left, at the latest at ``deadline`` (monotonic)."""
+        self._finish_by = deadline
+        self._dismissal = reason
+
+    # The loop's own thread.
+
+    def run(self) -> None:
+        """The thread's body."""
+        source = self._make_source()
+        try:
+            dismissed = False
+            while not self._finished(source, dismissed):
+                if self._dismissal is not None and not dismissed:
+                    source.dismiss(self._dismissal)
+                    dismissed = True
+                self._turn(source)
+            while self._flying:
+                self._land(source)
+            if self._serving is not None:
+                self._serving.writer.submit(self._serving.roster.flush())
+            self._run_cuts()
+        finally:
+            source.close()
+
+    def _finished(self, source: RequestSource, dismissed: bool) -> bool:
+        if self._stop.error is not None:
+            return True
+        if self._finish_by is None or not dismissed:
+            return False
+        return source.workers() == 0 or time.monotonic() > self._finish_by
+
+    def _turn(self, source: RequestSource) -> None:
+        credit = self._credit(source)
+        wait = 0.0 if self._flying else POLL_SECONDS if credit else HELD_POLL_SECONDS
+        requests, events = source.poll(credit, wait)
+        for event in events:
+            self._handle(source, event)
+        if requests and self._serving is not None:
+            self._launch(source, self._serving, requests)
+        if self._flying and (not requests or len(self._flying) >= self._depth):
+            self._land(source)
+        self._run_cuts()
+        now = time.monotonic()
+        if now - self._published > PUBLISH_SECONDS:
+            self._published = now
+            source.publish(self._status())
+
+    def _credit(self, source: RequestSource) -> int:
+        if self._serving is None:
+            return 0
+        reason = "the store is full: training is slower than the workers" if self._serving.writer.full else None
+        if self._dismissal is not None:
+            reason = (
+                None  # the last rows are delivered even into a full store: the backlog is bounded by one batch a group
+            )
+        if reason != self.held_back:
+            self.held_back = reason
+            source.hold_back(reason)
+        return 0 if reason else self._batch
+
+    def _handle(self, source: RequestSource, event: Event) -> None:
+        serving = self._serving
+        if isinstance(event, Joined):
+            refusal = self._admit(serving, event)
+            if refusal is None:
+                source.admit(event.worker, event.run)
+            else:
+                source.reject(event.worker, event.run, refusal.reason, refusal.for_good)
+        elif isinstance(event, Left) and serving is not None:
+            while self._flying:  # a batch in flight may hold rows of the slots that are taken back
+                self._land(source)
+            serving.writer.submit(serving.roster.leave(event))
+        elif isinstance(event, Reported) and serving is not None:
+            serving.roster.report(event)
+
+    def _admit(self, serving: Serving | None, event: Joined) -> Refusal | None:
+        if serving is not None:
+            try:
+                return serving.roster.join(event)
+            except ProtocolError as error:
+                return Refusal(str(error), for_good=True)
+        try:
+            self._on_spaces(Spaces.from_wire(event.hello.spaces))
+        except SpaceError as error:
+            return Refusal(str(error), for_good=True)
+        return Refusal("the learner is building its policy", for_good=False)
+
+    def _launch(self, source: RequestSource, serving: Serving, requests: list[StepRequest]) -> None:
+        parts = [part for request in requests if (part := self._accept(source, serving, request)) is not None]
+        if not parts:
+            return
+        if self.first_step is None:
+            self.first_step = time.monotonic()
+        batch = join(parts)
+        version = self._version()
+        pending = serving.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, batch.greedy)
+        self.counters["batches"] += 1
+        self.counters["rows"] += len(batch.slots)
+        self._flying.append(InFlight(batch, pending, version))
+
+    def _accept(self, source: RequestSource, serving: Serving, request: StepRequest) -> Opened | None:
+        verdict, group = serving.roster.table.judge(request.worker, request.run, request.group, request.sequence)
+        if verdict is Verdict.SERVE and group is not None:
+            try:
+                return open_request(request, group, serving.leaves)
+            except ProtocolError as error:
+                group.serving = -1
+                self.counters["malformed"] += 1
+                source.reject(request.worker, request.run, str(error), for_good=True)
+                return None
+        self.counters[verdict.value] += 1
+        if verdict is Verdict.GAP:
+            source.reject(request.worker, request.run, f"sequence jumped to {request.sequence}", for_good=True)
+        elif verdict is Verdict.REPEAT and group is not None:
+            source.reply([Reply(request.worker, request.run, request.group, request.sequence, group.reply)])
+        return None
+
+    def _land(self, source: RequestSource) -> None:
+        serving = self._serving
+        assert serving is not None
+        batch, pending, version = self._flying.popleft()
+        acted = pending.result()
+        replies, offset = [], 0
+        for part in batch.parts:
+            end = offset + len(part.group.slots)
+            buffer = np.ascontiguousarray(acted.env_action[offset:end]).tobytes()
+            serving.roster.table.answered(part.group, buffer)
+            replies.append(Reply(*part.request[:4], buffer))
+            offset = end
+        source.reply(replies)
+        serving.collector.collect(batch, acted, version)
+
+    def _run_cuts(self) -> None:
+        while self._cuts:
+            call, future = self._cuts.popleft()
+            try:
+                future.set_result(call())
+            except Exception as error:  # noqa: BLE001 - handed to the thread that asked
+                future.set_exception(error)

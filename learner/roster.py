@@ -1,0 +1,175 @@
+"""Who is served: admission, the end of runs, and what the ledger books for them. Owned by the inference thread.
+
+Joined -> spaces compared, slots given -> admit | reject
+Left   -> open unrolls flushed, slots taken back, the run settled: what it took and never delivered
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from learner.assembler import Assembler, Unroll
+from learner.slots import Member, SlotTable
+from pipeline.errors import SpaceError
+from pipeline.ledger import Ledger
+from pipeline.protocol import Report
+from pipeline.requests import Joined, Left, Reported
+from pipeline.spaces import Spaces
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_RUNS = 4096
+Frontier = Mapping[int, tuple[int, int]]  # environment id -> (run, running index of its last known transition)
+
+
+class Refusal(NamedTuple):
+    """Why a worker is not admitted; ``for_good`` ends it, else it asks again."""
+
+    reason: str
+    for_good: bool
+
+
+class Settled(NamedTuple):
+    """What is booked of a run so far."""
+
+    delivered: int
+    dropped: dict[str, int]
+
+
+class Roster:
+    """Admitted runs.
+
+    Args:
+        spaces: What every worker must have.
+        config_hash: What every worker's must equal, where it says one.
+        assembler: Opened at admission, flushed at the end of a run.
+        ledger: Books undelivered transitions and drops at the worker.
+        known: What a predecessor accepted of each environment's run: empty for a new lineage.
+    """
+
+    def __init__(
+        self,
+        *,
+        spaces: Spaces,
+        config_hash: str,
+        table: SlotTable,
+        assembler: Assembler,
+        ledger: Ledger,
+        known: Frontier,
+    ) -> None:
+        self._spaces = spaces
+        self._config_hash = config_hash
+        self.table = table
+        self._assembler = assembler
+        self._ledger = ledger
+        self._known = dict(known)
+        self._settled: OrderedDict[int, Settled] = OrderedDict()
+
+    def join(self, event: Joined) -> Refusal | None:
+        """Admits a run (again, where it is admitted already); None means admitted."""
+        hello = event.hello
+        for run, wire in hello.reports.items():
+            self._hear(event.worker, int(run), Report.from_wire(wire))
+        if self.table.get(event.worker, event.run) is not None:
+            return None
+        try:
+            difference = self._spaces.difference(Spaces.from_wire(hello.spaces))
+        except SpaceError as error:
+            return Refusal(str(error), for_good=True)
+        if difference is not None:
+            return Refusal(f"spaces differ from the learner's: {difference}", for_good=True)
+        if hello.config_hash and self._config_hash and hello.config_hash != self._config_hash:
+            return Refusal("the environment section of the worker's configuration differs from the learner's", True)
+        member = self.table.admit(event.worker, hello.worker_id, event.run, hello.groups, hello.mode == "eval")
+        if member is None:
+            free = self.table.capacity - self.table.used
+            wanted = sum(hello.groups)
+            return Refusal(f"{wanted} environments wanted, {free} of learner.slots = {self.table.capacity} free", False)
+        for group in member.groups:
+            known = [self._known_index(int(environment), event.run) for environment in group.environments]
+            self._assembler.open(group.slots, group.environments, event.run, np.array(known))
+        log.info("worker %d (%s) joined with %d environments", event.worker, hello.worker_id, sum(hello.groups))
+        return None
+
+    def leave(self, event: Left) -> list[Unroll]:
+        """Ends a run; gives its open unrolls, padded."""
+        member = self.table.release(event.worker, event.run)
+        if member is None:
+            return []
+        unrolls = self._assembler.flush(member.slots())
+        report = event.report or member.report
+        for group in member.groups:
+            index = self._assembler.last_index(group.slots)
+            for environment, last in zip(group.environments, index, strict=True):
+                self._known[int(environment)] = (event.run, int(last))
+        delivered = 0 if self._evaluates(member) else self._delivered(member)
+        self._remember(event.run, Settled(delivered, {}))
+        if report is not None and not self._evaluates(member):
+            self._settle(event.run, report)
+        log.info("worker %d (%s) left: %s", event.worker, member.worker_id, event.reason)
+        return unrolls
+
+    def report(self, event: Reported) -> None:
+        """A living run's counters: kept for the time when it ends without a last word."""
+        member = self.table.get(event.worker, event.run)
+        if member is not None:
+            member.report = event.report
+
+    def frontier(self) -> dict[int, tuple[int, int]]:
+        """Every living environment's run and running index, for the checkpoint."""
+        result = {}
+        for member in self.table:
+            for group in member.groups:
+                index = self._assembler.last_index(group.slots)
+                for environment, last in zip(group.environments, index, strict=True):
+                    result[int(environment)] = (member.run, int(last))
+        return result
+
+    def flush(self) -> list[Unroll]:
+        """All open unrolls, padded: at the drain."""
+        return [unroll for member in self.table for unroll in self._assembler.flush(member.slots())]
+
+    def _known_index(self, environment: int, run: int) -> int:
+        known_run, index = self._known.get(environment, (0, 0))
+        return index if known_run == run else 0
+
+    def _delivered(self, member: Member) -> int:
+        return int(sum(self._assembler.last_index(group.slots).sum() for group in member.groups))
+
+    @staticmethod
+    def _evaluates(member: Member) -> bool:
+        return any(group.evaluation for group in member.groups)
+
+    def _hear(self, worker: int, run: int, report: Report) -> None:
+        """The last word on a run that died without a BYE; it may still hold its lease here."""
+        living = next((m for m in self.table if m.run == run), None)
+        if living is not None:
+            living.report = report
+        else:
+            if run not in self._settled:
+                delivered = sum(index for known_run, index in self._known.values() if known_run == run)
+                self._remember(run, Settled(delivered, {}))
+            self._settle(run, report)
+
+    def _settle(self, run: int, report: Report) -> None:
+        """Books what the report says beyond what is booked. Idempotent."""
+        settled = self._settled[run]
+        dropped = dict(settled.dropped)
+        for reason, number in report.dropped.items():
+            self._ledger.dropped_at_worker(reason, max(0, number - dropped.get(reason, 0)))
+            dropped[reason] = max(number, dropped.get(reason, 0))
+        missing = report.taken - sum(report.dropped.values()) - settled.delivered
+        if missing > 0:
+            self._ledger.undelivered(missing)
+        self._remember(run, Settled(settled.delivered + max(0, missing), dropped))
+
+    def _remember(self, run: int, settled: Settled) -> None:
+        self._settled[run] = settled
+        self._settled.move_to_end(run)
+        while len(self._settled) > REMEMBERED_RUNS:
+            self._settled.popitem(last=False)

@@ -1,0 +1,142 @@
+"""The ledger: where every valid transition went. Definitions in ``docs/architecture.md``; unit: one valid transition.
+
+::
+
+    taken    = accepted + undelivered + dropped at the worker (reasons that begin with ``worker_``)
+    accepted = trained + waiting (assembler, store, prefetch) + dropped (the other reasons) + rolled_back
+
+Every term is booked by the event that causes it, by the thread that sees it; none is a remainder. ``error`` is what the
+two equations fail to close by, read under one lock: 0 after every drain.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal
+
+Place = Literal["assembler", "store", "prefetch"]
+WORKER_PREFIX = "worker_"
+
+
+class Ledger:
+    """Thread-safe counters. All amounts are valid transitions, except ``masked`` (rows)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._undelivered = 0
+        self._accepted = 0
+        self._trained = 0
+        self._rolled_back = 0
+        self._masked = 0
+        self._waiting: dict[str, int] = {"assembler": 0, "store": 0, "prefetch": 0}
+        self._dropped: dict[str, int] = {}
+
+    def arrived(self, taken: int, accepted: int, masked: int) -> None:
+        """Rows reached the assembler: ``taken`` by their running index, ``accepted`` by what the assembler owns now."""
+        with self._lock:
+            self._taken += taken
+            self._accepted += accepted
+            self._masked += masked
+            self._waiting["assembler"] += accepted
+
+    def missed(self, number: int, reason: str) -> None:
+        """Transitions that a predecessor accepted, or a seam cut off: taken, accepted and dropped by ``reason``."""
+        with self._lock:
+            self._taken += number
+            self._accepted += number
+            self._drop(reason, number)
+
+    def undelivered(self, number: int) -> None:
+        """Transitions that a dead worker run took and never delivered."""
+        with self._lock:
+            self._taken += number
+            self._undelivered += number
+
+    def dropped_at_worker(self, reason: str, number: int) -> None:
+        with self._lock:
+            self._taken += number
+            self._drop(WORKER_PREFIX + reason, number)
+
+    def moved(self, source: Place, target: Place, number: int) -> None:
+        """From one waiting place to the next."""
+        with self._lock:
+            self._waiting[source] -= number
+            self._waiting[target] += number
+
+    def trained(self, number: int) -> None:
+        """An update used them and they are acknowledged."""
+        with self._lock:
+            self._waiting["prefetch"] -= number
+            self._trained += number
+
+    def dropped(self, source: Place, reason: str, number: int) -> None:
+        with self._lock:
+            self._waiting[source] -= number
+            self._drop(reason, number)
+
+    def lost(self, source: Place, reason: str) -> int:
+        """Everything that waited at ``source`` is gone; returns how many."""
+        with self._lock:
+            number = self._waiting[source]
+            self._waiting[source] = 0
+            self._drop(reason, number)
+            return number
+
+    def recovered(self, accepted: int, rolled_back: int, waiting_in_store: int, dropped: dict[str, int]) -> None:
+        """Books what a restored learner finds of its predecessor's work after the checkpoint.
+
+        Args:
+            accepted: Transitions found in the store beyond what the checkpoint had accepted (taken as well).
+            rolled_back: Transitions acknowledged after the checkpoint, whose updates are lost.
+            waiting_in_store: What waits in the store now.
+            dropped: What is known to be lost, by reason.
+        """
+        with self._lock:
+            self._taken += accepted
+            self._accepted += accepted
+            self._rolled_back += rolled_back
+            self._waiting = {"assembler": 0, "store": waiting_in_store, "prefetch": 0}
+            for reason, number in dropped.items():
+                self._drop(reason, number)
+
+    def _drop(self, reason: str, number: int) -> None:
+        if number:
+            self._dropped[reason] = self._dropped.get(reason, 0) + number
+
+    def snapshot(self) -> dict[str, Any]:
+        """The ledger as ``summary.json`` and ``seedmq status`` show it."""
+        with self._lock:
+            at_worker = sum(n for reason, n in self._dropped.items() if reason.startswith(WORKER_PREFIX))
+            after = sum(self._dropped.values()) - at_worker
+            waiting = sum(self._waiting.values())
+            error = abs(self._taken - self._accepted - self._undelivered - at_worker)
+            error += abs(self._accepted - self._trained - waiting - after - self._rolled_back)
+            return {
+                "taken": self._taken,
+                "undelivered": self._undelivered,
+                "accepted": self._accepted,
+                "trained": self._trained,
+                "waiting": dict(self._waiting),
+                "dropped": dict(self._dropped),
+                "rolled_back": self._rolled_back,
+                "masked": self._masked,
+                "error": error,
+            }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """The inverse of ``snapshot``, from a checkpoint."""
+        with self._lock:
+            self._taken = int(snapshot["taken"])
+            self._undelivered = int(snapshot["undelivered"])
+            self._accepted = int(snapshot["accepted"])
+            self._trained = int(snapshot["trained"])
+            self._rolled_back = int(snapshot["rolled_back"])
+            self._masked = int(snapshot["masked"])
+            self._waiting = {place: int(snapshot["waiting"][place]) for place in self._waiting}
+            self._dropped = {str(reason): int(number) for reason, number in snapshot["dropped"].items()}
+
+    @property
+    def trained_total(self) -> int:
+        with self._lock:
+            return self._trained
