@@ -6,17 +6,21 @@ Read once by ``pipeline.config.load`` and passed down in pieces. Field descripti
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Positive = Field(gt=0)
+PositiveInt = Annotated[int, Field(gt=0)]
+Device = Annotated[str, Field(pattern=r"^(auto|(cpu|gpu):[0-9]+)$")]
 
 
 class Section(BaseModel):
-    """A section: unknown keys are errors, values are frozen after validation."""
+    """A section: unknown keys, NaN and infinities are errors, values are frozen after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class RunSection(Section):
@@ -37,14 +41,15 @@ class RunSection(Section):
 
 
 class EnvironmentSection(Section):
-    id: str
+    id: str = Field(min_length=1)
     """A gymnasium id; `package.module:Name-v0` imports the module first."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of `gymnasium.make` (or of the environment's own vector version)."""
     wrappers: list[str] = Field(default_factory=list)
     """Wrappers by import path, `package.module:callable`, applied in order to each single environment."""
     vectorization: Literal["auto", "native", "sync"] = "auto"
-    """`native`: the environment's own vector version; `sync`: gymnasium's SyncVectorEnv; `auto`: native where there is one and no wrappers are set."""
+    """`native`: the environment's own vector version; `sync`: gymnasium's SyncVectorEnv; `auto`: native where there is
+    one and no wrappers are set."""
     frame_stack: int = Field(1, ge=1, le=16)
     """Frames stacked along the last axis, on the learner's device; single frames travel and are stored."""
     stack_padding: Literal["zero", "repeat"] = "zero"
@@ -59,6 +64,14 @@ class EnvironmentSection(Section):
     """A NaN or infinite reward or observation: abandon the episode and count it, or fail."""
     fault_budget: int = Field(10, ge=0)
     """Environment faults (exception, hang) that a worker survives within ten minutes, with growing delays."""
+
+    @model_validator(mode="after")
+    def _native_without_wrappers(self) -> EnvironmentSection:
+        if self.vectorization == "native" and self.wrappers:
+            raise ValueError(
+                "environment.vectorization = native takes no environment.wrappers: a vector entry point refuses them"
+            )
+        return self
 
 
 class WorkersSection(Section):
@@ -76,7 +89,7 @@ class WorkersSection(Section):
     """A request unanswered for so long is sent again; after twice that the connection is made anew."""
     connect_timeout_seconds: float = Field(60.0, gt=0)
     """A worker that reaches no broker for so long at start exits 4."""
-    id: str | None = None
+    id: str | None = Field(None, min_length=1, max_length=200)
     """Logical worker id; default host name and process id."""
 
     @model_validator(mode="after")
@@ -110,11 +123,20 @@ class BrokerSection(Section):
     max_message_bytes: int = Field(64 * 2**20, gt=0)
     """Larger messages are refused by the socket before memory is touched."""
 
+    @model_validator(mode="after")
+    def _heartbeats_within_lease(self) -> BrokerSection:
+        if self.heartbeat_seconds >= self.lease_seconds:
+            raise ValueError(
+                f"broker.lease_seconds = {self.lease_seconds:g} must be longer than "
+                f"broker.heartbeat_seconds = {self.heartbeat_seconds:g}"
+            )
+        return self
+
 
 class LearnerSection(Section):
-    inference_devices: list[str] = Field(default_factory=lambda: ["auto"])
+    inference_devices: list[Device] = Field(default_factory=lambda: ["auto"], min_length=1)
     """Devices of the policy: `auto`, or `cpu:0`, `gpu:1`... A demanded device that is missing is an error."""
-    training_devices: list[str] = Field(default_factory=lambda: ["auto"])
+    training_devices: list[Device] = Field(default_factory=lambda: ["auto"], min_length=1)
     """Devices of the gradients; any overlap with `inference_devices` is allowed."""
     inference_batch: int = Field(512, gt=0)
     """Most rows in one inference batch."""
@@ -128,12 +150,14 @@ class LearnerSection(Section):
     """TensorFlow threads across operations; 0 lets TensorFlow choose."""
     jit_compile: bool = False
     """Compile policy and training step with XLA."""
+    restart_budget: int = Field(3, ge=0)
+    """Restarts of the learner, the broker or the embedded store within ten minutes before `seedmq run` fails."""
 
 
 class NetworkSection(Section):
     name: str = "mlp"
     """`mlp`, `nature_cnn`, `impala_deep`, or a class by import path, `package.module:Class`."""
-    hidden: list[int] = Field(default_factory=lambda: [64, 64])
+    hidden: list[PositiveInt] = Field(default_factory=lambda: [64, 64])
     """Units of the dense layers (`mlp`: all of them; `nature_cnn`, `impala_deep`: after the convolutions)."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Activation of the `mlp`."""
@@ -215,9 +239,7 @@ class VtraceSection(Section):
     loss_reduction: Literal["mean", "sum"] = "mean"
     """`mean` (SEED) or `sum` (IMPALA, TorchBeast) over valid rows."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, populate_by_name=True
-    )
+    model_config = ConfigDict(populate_by_name=True)
 
 
 class TrainingSection(Section):
@@ -258,6 +280,16 @@ class StoreSection(Section):
     """Socket timeout of one Redis command."""
     unreachable_seconds: float = Field(60.0, gt=0)
     """Redis out of reach for so long at start exits 4."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_known_and_without_password(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        if url is not None and parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("not a redis://, rediss:// or unix:// URL")
+        if parts.password is not None or "password=" in parts.query:
+            raise ValueError("holds a password, which would be printed: put it into store.password_file")
+        return url
 
 
 class CheckpointSection(Section):
@@ -301,10 +333,21 @@ class Config(Section):
     """Keys."""
 
     @model_validator(mode="after")
-    def _batch_fits_store(self) -> Config:
+    def _fits_together(self) -> Config:
+        workers, learner = self.workers, self.learner
         if self.training.batch_size > self.store.capacity:
             raise ValueError(
                 f"store.capacity = {self.store.capacity} unrolls can never fill "
                 f"training.batch_size = {self.training.batch_size}"
+            )
+        if workers.count * workers.envs > learner.slots:
+            raise ValueError(
+                f"workers.count = {workers.count} times workers.envs = {workers.envs} environments do not fit "
+                f"learner.slots = {learner.slots}"
+            )
+        if self.broker.min_rows > learner.inference_batch:
+            raise ValueError(
+                f"broker.min_rows = {self.broker.min_rows} can never be reached in "
+                f"learner.inference_batch = {learner.inference_batch}"
             )
         return self

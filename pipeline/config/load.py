@@ -1,0 +1,264 @@
+"""Reads the configuration once: defaults < YAML file < environment < ``--set``, with the origin of every value.
+
+Every source is flattened to ``{path: (value, origin)}``, laid over the one before, and validated as one tree, so
+that an error can name the key, the value, the reason and where the value came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from pipeline.config import schema, variables, yaml_text
+from pipeline.config.tree import Config
+from pipeline.errors import ConfigError
+
+DEFAULT, FILE, SET = "default", "file", "--set"
+_VERSIONS = "versions"
+_NEVER_SHOWN = frozenset({"store.url"})
+"""Values that may hold a secret by mistake: left out of messages."""
+_AGREED = ("id", "kwargs", "wrappers", "vectorization", "frame_stack", "stack_padding", "frame_skip")
+"""Keys of ``environment`` that learner and workers must agree on; time limits and budgets may differ per worker."""
+
+Entries = dict[schema.Path, tuple[Any, str]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A validated configuration and where it came from."""
+
+    config: Config
+    origins: dict[str, str]
+    """Origin of each setting by dotted key: ``default``, ``file``, ``variable NAME`` or ``--set``."""
+    source: Path
+    """The YAML file."""
+
+
+def load(source: str | Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Loaded:
+    """Loads a configuration.
+
+    Args:
+        source: a file, or the bare name of a packaged preset (``cartpole_vtrace``).
+        overrides: ``section.key=value``, the value in YAML; of two for one key the later counts.
+        environ: the environment; default the process's.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type, impossible combination, or misspelt variable.
+    """
+    path = resolve(source)
+    entries: Entries = {}
+    _lay(entries, _file_entries(path))
+    _lay(entries, _variable_entries(os.environ if environ is None else environ))
+    for override in overrides:
+        _lay(entries, _override_entries(override))
+    return Loaded(_validate(entries, path), _origins(entries), path)
+
+
+def resolve(source: str | Path) -> Path:
+    """The file that ``source`` names: itself, or the packaged preset of that name.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    bare = str(source).removesuffix(".yaml")
+    if bare in presets():
+        return presets()[bare]
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory, not a configuration file")
+    known = ", ".join(presets())
+    raise ConfigError(f"no configuration file or preset {source}{schema.suggestion(bare, presets())}; presets: {known}")
+
+
+def presets() -> dict[str, Path]:
+    """The packaged presets by bare name, sorted."""
+    folder = importlib.resources.files("pipeline") / "presets"
+    found = (Path(str(entry)) for entry in folder.iterdir()) if folder.is_dir() else ()
+    return {path.stem: path for path in sorted(found) if path.suffix == ".yaml"}
+
+
+def dump(config: Config, versions: Mapping[str, str] | None = None) -> str:
+    """The resolved configuration as YAML that ``load`` reads back equal.
+
+    Args:
+        config: the configuration.
+        versions: versions of what ran, written as a top-level mapping that ``load`` ignores.
+    """
+    tree = config.model_dump(by_alias=True)
+    if versions is not None:
+        tree[_VERSIONS] = dict(versions)
+    return "".join(f"{line}\n" for line, _ in _lines(tree, ()))
+
+
+def show(loaded: Loaded) -> str:
+    """The resolved configuration as YAML, each value with its origin as a comment."""
+    lines = []
+    for line, key in _lines(loaded.config.model_dump(by_alias=True), ()):
+        lines.append(line if key is None else f"{line}  # {loaded.origins[key]}")
+    return "\n".join([f"# {loaded.source}", *lines, ""])
+
+
+def config_hash(config: Config) -> str:
+    """SHA-256 (hex) of what learner and workers must agree on: the environment, without what may differ per worker."""
+    agreed = {key: getattr(config.environment, key) for key in _AGREED}
+    return hashlib.sha256(json.dumps(agreed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process that gets a resolved file: no variable in it configures seedmq."""
+    return variables.without(environ)
+
+
+def _lines(tree: Mapping[str, Any], prefix: schema.Path) -> Iterator[tuple[str, str | None]]:
+    """Lines of block YAML; with each value its dotted key, with the head of a mapping None."""
+    indent = "  " * len(prefix)
+    for name, value in tree.items():
+        path = (*prefix, name)
+        if isinstance(value, dict) and value:
+            yield f"{indent}{yaml_text.scalar(name)}:", None
+            yield from _lines(value, path)
+        else:
+            yield f"{indent}{yaml_text.scalar(name)}: {yaml_text.scalar(value)}", ".".join(path)
+
+
+def _lay(entries: Entries, over: Sequence[tuple[schema.Path, Any, str]]) -> None:
+    """Lays one source over those before: a value replaces what stands at its path, below it, and above it."""
+    for path, value, origin in over:
+        for other in [p for p in entries if p[: len(path)] == path or path[: len(p)] == p]:
+            del entries[other]
+        entries[path] = (value, origin)
+
+
+def _file_entries(path: Path) -> list[tuple[schema.Path, Any, str]]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(yaml_text.MAX_BYTES + 1)
+        tree = yaml_text.parse(raw.decode())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"cannot read {path}: it holds no mapping of sections")
+    if not isinstance(tree.pop(_VERSIONS, {}), dict):
+        raise ConfigError(f"cannot read {path}: {_VERSIONS} is no mapping")
+    return [(keys, value, FILE) for keys, value in _flatten(tree, (), path)]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: schema.Path, source: Path) -> Iterator[tuple[schema.Path, Any]]:
+    for name, value in tree.items():
+        path = (*prefix, name)
+        if path in schema.sections():
+            # A section whose keys are all commented out reads as nothing.
+            if not isinstance(value, dict) and value is not None:
+                raise ConfigError(f"{'.'.join(path)} = {value!r}: a section, not a value (from file {source})")
+            yield from _flatten(value or {}, path, source)
+        else:
+            yield from _spread(path, value)
+
+
+def _spread(path: schema.Path, value: Any) -> Iterator[tuple[schema.Path, Any]]:
+    """Keyword arguments are merged key by key; an empty mapping clears those of the sources before."""
+    leaf = schema.leaf_at(path)
+    if isinstance(value, dict) and value and leaf is not None and leaf.mapping:
+        for name, part in value.items():
+            yield from _spread((*path, name), part)
+    else:
+        yield path, value
+
+
+def _variable_entries(environ: Mapping[str, str]) -> list[tuple[schema.Path, Any, str]]:
+    entries: list[tuple[schema.Path, Any, str]] = []
+    for variable in variables.read(environ):
+        origin = f"variable {variable.name}"
+        value = _parse_value(variable.path, variable.text, origin)
+        entries.extend((path, part, origin) for path, part in _spread(variable.path, value))
+    return entries
+
+
+def _override_entries(override: str) -> list[tuple[schema.Path, Any, str]]:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {override}: not of the form section.key=value")
+    path = tuple(key.split("."))
+    if path in schema.sections():
+        raise ConfigError(f"--set {override}: {key} is a section, set one of its keys")
+    if schema.leaf_at(path) is None:
+        raise ConfigError(f"--set {override}: unknown key {key}{schema.suggest_key(key)}")
+    return [(part_path, part, SET) for part_path, part in _spread(path, _parse_value(path, text, SET))]
+
+
+def _parse_value(path: schema.Path, text: str, origin: str) -> Any:
+    """Reads a value given as text. Where only text can stand, what is no YAML string is taken as it is."""
+    leaf = schema.leaf_at(path)
+    textual = leaf is not None and leaf.textual
+    try:
+        value = yaml_text.parse(text)
+    except ValueError as error:
+        if textual:
+            return text
+        raise ConfigError(f"{'.'.join(path)} = {text!r}: no YAML value: {error} (from {origin})") from error
+    return text if textual and not isinstance(value, str | None) else value
+
+
+def _validate(entries: Entries, source: Path) -> Config:
+    tree: dict[str, Any] = {}
+    for path, (value, _) in entries.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = value
+    try:
+        return Config.model_validate(tree, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        raise ConfigError("; ".join(_explain(detail, entries, source) for detail in details)) from error
+
+
+def _explain(detail: ErrorDetails, entries: Entries, source: Path) -> str:
+    """One refusal in words: key, value, reason, origin."""
+    path = tuple(str(part) for part in detail["loc"])
+    key, kind, reason = ".".join(path), detail["type"], detail["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return f"unknown key {key}{schema.suggest_key(key)} ({_from(path, entries, source)})"
+    if kind == "missing":
+        return f"{key}: required, but set nowhere"
+    if kind == "value_error" and path not in schema.leaves():
+        return _explain_combination(key, reason, entries, source)
+    value = "" if key in _NEVER_SHOWN else f" = {detail['input']!r}"
+    return f"{key}{value}: {reason} ({_from(path, entries, source)})"
+
+
+def _explain_combination(key: str, reason: str, entries: Entries, source: Path) -> str:
+    """A combination's reason names its keys and values; where each came from is added here."""
+    named = [tuple(word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", reason)]
+    known = list(dict.fromkeys(path for path in named if path in schema.leaves()))
+    origins = ", ".join(f"{'.'.join(path)} {_from(path, entries, source)}" for path in known)
+    return f"{key + ': ' if key and not known else ''}{reason}{f' ({origins})' if origins else ''}"
+
+
+def _from(path: schema.Path, entries: Entries, source: Path) -> str:
+    for length in range(len(path), 0, -1):
+        if path[:length] in entries:
+            origin = entries[path[:length]][1]
+            return f"from file {source}" if origin == FILE else f"from {origin}"
+    return f"from {DEFAULT}"
+
+
+def _origins(entries: Entries) -> dict[str, str]:
+    origins: dict[str, str] = {}
+    for path in schema.leaves():
+        below = {p: origin for p, (_, origin) in entries.items() if p[: len(path)] == path}
+        origins.update({".".join(p): origin for p, origin in below.items()} or {".".join(path): DEFAULT})
+    return origins
