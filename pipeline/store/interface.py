@@ -1,23 +1,29 @@
 """The FIFO of unrolls: its terms, its equation, its bounds, its errors.
 
 An **item** is one unroll's record (``pipeline.unrolls``) with the counts that the ledger needs. Producers **put**,
-one consumer group **takes**, trains and **acknowledges**; an acknowledged item is gone. ``length`` counts what is put and
-neither acknowledged nor dropped, taken or not.
+one consumer group **takes**, trains and **acknowledges**; an acknowledged item is gone. ``length`` counts what is put
+and neither acknowledged nor dropped, taken or not.
 
     put_total = acknowledged_total + dropped_total + waiting            (all in valid transitions, kept in the store)
     length <= capacity
 
-A put is idempotent by (environment, run, row): a repeat is neither stored nor counted. With ``when_full = block`` a put that
-does not fit stores nothing of what does not fit and says so; with ``drop_oldest`` the oldest items that nobody has
-taken make room and are counted.
+A put is idempotent by (environment, run, row): a repeat is neither stored nor counted. With ``when_full = block`` a put
+that does not fit stores nothing of what does not fit and says so; with ``drop_oldest`` the oldest items that nobody
+has taken make room and are counted.
 
-Errors: ``UnreachableError`` where the backend stays away beyond its deadline, ``StoreError`` where it refuses for good or
-a payload is damaged.
+Errors: ``UnreachableError`` where the backend stays away beyond its deadline, ``StoreFull`` where it has no memory left
+now, any other ``StoreError`` where it refuses for good or a payload is damaged.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
+
+from pipeline.errors import StoreError
+
+
+class StoreFull(StoreError):
+    """The backend has no memory left, below the capacity: nothing of the call is stored; wait and put again."""
 
 
 class Put(NamedTuple):
@@ -49,8 +55,8 @@ class Item(NamedTuple):
 
 
 class PutResult(NamedTuple):
-    """``stored`` items of the front of the list are in (or were before); the rest did not fit. ``dropped`` valid transitions
-    of older items made room; ``repeated`` of the stored ones were there before."""
+    """``stored`` items of the front of the list are in (or were before); the rest did not fit. ``dropped`` valid
+    transitions of older items made room; ``repeated`` of the stored ones were there before."""
 
     stored: int
     repeated: int
@@ -74,7 +80,10 @@ class Fifo(Protocol):
         """Appends items in order, atomically per item, each once."""
 
     def take(self, count: int, timeout_seconds: float) -> list[Item]:
-        """Up to ``count`` items, oldest first, own unacknowledged ones of a predecessor before new ones; empty on timeout."""
+        """Up to ``count`` items, oldest first; empty on timeout.
+
+        Those that a predecessor of the same consumer name took and did not acknowledge come first, once.
+        """
 
     def acknowledge(self, items: list[Item]) -> None:
         """Ends items: acknowledged and deleted at once, counted once."""

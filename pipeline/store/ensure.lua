@@ -1,0 +1,17 @@
+#!lua
+-- Makes the consumer group where it is missing; whoever makes it begins a new epoch, for what was there is lost.
+--   KEYS  stream, epoch, books, last, replies
+--   ARGV  group, new epoch
+--   reply the epoch
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+if made.err == nil then
+  redis.call('SET', KEYS[2], ARGV[2])
+  if redis.call('XLEN', KEYS[1]) == 0 then -- the books of a stream that is gone do not close
+    redis.call('DEL', KEYS[3], KEYS[4], KEYS[5])
+  end
+elseif string.find(made.err, 'BUSYGROUP', 1, true) then
+  redis.call('SET', KEYS[2], ARGV[2], 'NX')
+else
+  return made
+end
+return redis.call('GET', KEYS[2])

@@ -1,0 +1,277 @@
+"""The FIFO on a Redis stream with a consumer group. Terms, equation and bounds: ``pipeline.store.interface``.
+
+Keys, all under ``<prefix>:``
+
+    key      type    holds
+    unrolls  stream  one entry per item, fields v (valid transitions) and p (payload); group "learners"
+    books    hash    put_total, acknowledged_total, dropped_total, waiting
+    last     hash    environment -> "run row next_index" of its last put
+    epoch    string  random; made with the group, so it changes when the data was lost
+    replies  hash    producer -> "token stored repeated dropped" of its last put
+    alive    hash    consumer -> Unix time of its last acknowledgement
+
+Every change is one script (``*.lua`` beside this module), idempotent, so it is sent again after any connection error.
+Taking is XREADGROUP on a connection of its own: its reply may be lost after the server marked the items as taken, so
+after every error, and at the start, the own pending list is read from the last item that did arrive (``_cursor``),
+before anything new. Nothing is taken twice by one name, and nothing taken is lost. Commands of Redis 7.0 only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from pipeline.errors import StoreError
+from pipeline.stopping import StopToken
+from pipeline.store import redis_limits
+from pipeline.store.interface import Item, Put, PutResult, StoreCounts
+from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings, TransientRedisError
+
+log = logging.getLogger(__name__)
+
+GROUP = "learners"
+BLOCK_SECONDS = 1.0
+DEAD_CONSUMER_SECONDS = 600.0
+REQUEUE_ITEMS = 64
+PUT_ITEMS = 256  # of one script call: bounds how long the server is busy with it
+PUT_BYTES = 64 * 2**20
+
+
+class _Scripts:
+    """The scripts, by name; EVALSHA, loaded where the server does not know them."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        def load(name: str) -> Any:
+            return client.register_script((Path(__file__).parent / f"{name}.lua").read_text("utf-8"))
+
+        self.put, self.acknowledge, self.counts = load("put"), load("acknowledge"), load("counts")
+        self.ensure, self.requeue = load("ensure"), load("requeue")
+
+
+class RedisFifo:
+    """A ``Fifo`` on Redis. Belongs to one thread.
+
+    Args:
+        server: Where Redis is.
+        prefix: Every key begins with it and a colon.
+        capacity: Items held at most, taken ones included.
+        when_full: ``block`` or ``drop_oldest``.
+        consumer: Stable name, no spaces: a process that comes back under it continues where its predecessor ended. Two
+            instances that take at the same time need two names.
+        stop: Ends waiting early.
+        dead_consumer_seconds: What another consumer took goes back into the stream when that one was not heard of for
+            so long.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        *,
+        prefix: str,
+        capacity: int,
+        when_full: str,
+        consumer: str,
+        stop: StopToken | None = None,
+        dead_consumer_seconds: float = DEAD_CONSUMER_SECONDS,
+    ) -> None:
+        self._stop = stop or StopToken()
+        self._commands = RedisLink(server, f"{prefix}:{consumer}:commands", self._stop)
+        self._reads = RedisLink(server, f"{prefix}:{consumer}:reads", self._stop, BLOCK_SECONDS)
+        self._scripts = _Scripts(self._commands.client)
+        names = ("unrolls", "books", "last", "epoch", "replies", "alive")
+        self._stream, self._books, self._last, self._epoch, self._replies, self._alive = (
+            f"{prefix}:{name}" for name in names
+        )
+        self._capacity = capacity
+        self._drop_oldest = when_full == "drop_oldest"
+        self._consumer = consumer
+        self._token = uuid.uuid4().hex
+        self._calls = 0
+        self._cursor = "0"  # id of the last item that arrived here
+        self._pending = True  # the own pending list may hold items after the cursor
+        self._dead_consumer_seconds = dead_consumer_seconds
+        self._next_requeue = 0.0
+
+    @classmethod
+    def from_settings(cls, section: StoreSettings, consumer: str, stop: StopToken) -> RedisFifo:
+        """From the section ``store`` of the configuration.
+
+        Raises:
+            ConfigError: no url, a malformed one, or an unreadable password file.
+        """
+        server = RedisServer.from_settings(section)
+        return cls(
+            server,
+            prefix=section.prefix,
+            capacity=section.capacity,
+            when_full=section.when_full,
+            consumer=consumer,
+            stop=stop,
+        )
+
+    def check(self, unroll_bytes: int | None = None) -> None:
+        """Waits until Redis answers and checks its settings; with ``unroll_bytes``, the capacity against its memory.
+
+        Raises:
+            UnreachableError: no answer within ``unreachable_seconds``.
+            StoreError: an evicting policy, too little memory, an unroll above the largest value.
+        """
+        redis_limits.check_policy(self._commands)
+        if unroll_bytes is not None:
+            redis_limits.check_capacity(self._commands, unroll_bytes, self._capacity)
+
+    def put(self, items: list[Put]) -> PutResult:
+        """Appends items in order, each once; stops at the first that does not fit.
+
+        Raises:
+            StoreFull: Redis has no memory left now.
+            UnreachableError: Redis stayed away.
+            StoreError: Redis refused.
+        """
+        stored = repeated = dropped = 0
+        for chunk in _chunks(items):
+            result = self._put(chunk)
+            stored, repeated, dropped = stored + result[0], repeated + result[1], dropped + result[2]
+            if result[0] < len(chunk):
+                break
+        return PutResult(stored, repeated, dropped)
+
+    def _put(self, items: list[Put]) -> list[int]:
+        self._calls += 1
+        arguments: list[Any] = [GROUP, uuid.uuid4().hex, self._capacity, int(self._drop_oldest), self._consumer]
+        arguments.append(f"{self._token}-{self._calls}")
+        for item in items:
+            arguments += item
+        keys = [self._stream, self._books, self._last, self._epoch, self._replies]
+        result: list[int] = self._commands.call(lambda client: self._scripts.put(keys, arguments, client))
+        return result
+
+    def take(self, count: int, timeout_seconds: float) -> list[Item]:
+        """Up to ``count`` items, oldest first, what the own name took before first; empty on timeout or stop.
+
+        Raises:
+            UnreachableError: Redis stayed away beyond its deadline, over several calls if ``timeout_seconds`` is shorter.
+            StoreError: Redis refused.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                self._requeue_dead()
+                items = self._read(count, min(left, BLOCK_SECONDS))
+            except TransientRedisError as transient:
+                self._pending = True
+                items = []
+                self._stop.wait(max(0.0, min(transient.delay_seconds, left)))
+            if items or self._stop.stopped or time.monotonic() >= deadline:
+                return items
+
+    def _read(self, count: int, block_seconds: float) -> list[Item]:
+        """One XREADGROUP: of the own pending list while that may hold something, else of what is new."""
+        start = self._cursor if self._pending else ">"
+        block = int(block_seconds * 1000) if block_seconds >= 0.001 else None  # BLOCK 0 would mean for ever
+        try:
+            reply: Any = self._reads.attempt(
+                lambda client: client.xreadgroup(GROUP, self._consumer, {self._stream: start}, count, block)
+            )
+        except StoreError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self._begin_again()
+            return []
+        entries = reply[0][1] if reply else []
+        if not entries:
+            self._pending = False
+            return []
+        self._cursor = entries[-1][0].decode()
+        # An entry without fields was deleted behind our back: nothing is left to take.
+        return [Item(key.decode(), int(fields[b"v"]), fields[b"p"]) for key, fields in entries if fields]
+
+    def _begin_again(self) -> None:
+        """The group is missing: a new Redis, or one that lost its data."""
+        self._commands.attempt(self._ensure)
+        if self._cursor != "0":
+            log.warning("Redis lost what it held under %s (restarted without persistence, or flushed)", self._stream)
+        self._cursor, self._pending = "0", True
+
+    def _ensure(self, client: redis.Redis) -> str:
+        keys = [self._stream, self._epoch, self._books, self._last, self._replies]
+        epoch: bytes = self._scripts.ensure(keys, [GROUP, uuid.uuid4().hex], client)
+        return epoch.decode()
+
+    def _requeue_dead(self) -> None:
+        now = time.monotonic()
+        if now < self._next_requeue:
+            return
+        self._commands.attempt(self._ensure)
+        arguments = [GROUP, self._consumer, int(self._dead_consumer_seconds * 1000), REQUEUE_ITEMS]
+        keys = [self._stream, self._alive]
+        moved = self._commands.attempt(lambda client: self._scripts.requeue(keys, arguments, client))
+        if moved:
+            log.warning(
+                "put back %d unrolls that a consumer took and left for %g s", moved, self._dead_consumer_seconds
+            )
+        else:
+            self._next_requeue = now + self._dead_consumer_seconds / 2
+
+    def acknowledge(self, items: list[Item]) -> None:
+        """Ends items: acknowledged and deleted at once, counted once.
+
+        Raises:
+            UnreachableError: Redis stayed away.
+            StoreError: Redis refused.
+        """
+        if not items:
+            return
+        arguments: list[Any] = [GROUP, self._consumer]
+        for item in items:
+            arguments += (item.handle, item.valid)
+        keys = [self._stream, self._books, self._alive]
+        self._commands.call(lambda client: self._scripts.acknowledge(keys, arguments, client))
+
+    def counts(self) -> StoreCounts:
+        """The books, read under one cut. After Redis lost its data they begin at 0 and ``epoch`` differs."""
+        keys = [self._stream, self._books]
+        return StoreCounts(*self._commands.call(lambda client: self._scripts.counts(keys, [], client)))
+
+    def epoch(self) -> str:
+        """Names the data: another one than before means that Redis lost what it held (all of it) in between."""
+        value = self._commands.call(lambda client: client.get(self._epoch))
+        return value.decode() if isinstance(value, bytes) else self._commands.call(self._ensure)
+
+    def stored_index(self) -> dict[int, tuple[int, int]]:
+        """environment -> (run, next_index) of its last put."""
+        found: Any = self._commands.call(lambda client: client.hgetall(self._last))
+        index = {}
+        for environment, value in found.items():
+            run, _, next_index = value.split()
+            index[int(environment)] = (int(run), int(next_index))
+        return index
+
+    def clear(self) -> None:
+        """Deletes everything under the prefix, for a run that begins anew: books, items and epoch."""
+        keys = [self._stream, self._books, self._last, self._epoch, self._replies, self._alive]
+        self._commands.call(lambda client: client.delete(*keys))
+
+    def close(self) -> None:
+        """Closes both connections."""
+        self._commands.close()
+        self._reads.close()
+
+
+def _chunks(items: list[Put]) -> list[list[Put]]:
+    """Items in order, in pieces of at most ``PUT_ITEMS`` and about ``PUT_BYTES``."""
+    chunks: list[list[Put]] = []
+    size = 0
+    for item in items:
+        if not chunks or len(chunks[-1]) >= PUT_ITEMS or size + len(item.payload) > PUT_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(item)
+        size += len(item.payload)
+    return chunks

@@ -1,0 +1,59 @@
+"""Redis-protocol servers for the tests: the bundled valkey-server and, where installed, Debian's redis-server."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.embedded import EmbeddedServer
+
+REDIS_SERVER = shutil.which("redis-server")
+BINARIES = {"valkey": None, "redis": REDIS_SERVER} if REDIS_SERVER else {"valkey": None}
+
+ServerFactory = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture(scope="session", params=list(BINARIES))
+def redis_binary(request: pytest.FixtureRequest) -> Path | None:
+    """None for the bundled server, else another one's path: every test that uses it runs on each."""
+    path = BINARIES[request.param]
+    return None if path is None else Path(path)
+
+
+@pytest.fixture
+def make_redis(redis_binary: Path | None) -> Iterator[ServerFactory]:
+    """Starts servers of the test's own on private sockets; keyword arguments as ``EmbeddedServer``."""
+    servers: list[EmbeddedServer] = []
+
+    def make(**options: object) -> EmbeddedServer:
+        # Not tmp_path: socket paths are short.
+        directory = Path(tempfile.mkdtemp(prefix="seedmq-"))
+        servers.append(EmbeddedServer(directory, binary=redis_binary, **options))
+        servers[-1].start()
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.stop()
+        shutil.rmtree(server.directory)
+
+
+@pytest.fixture(scope="session")
+def shared_redis(redis_binary: Path | None) -> Iterator[EmbeddedServer]:
+    """One server for all tests that only need their own prefix in it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="seedmq-") as directory,
+        EmbeddedServer(Path(directory), binary=redis_binary) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A prefix of the test's own."""
+    return f"test-{uuid.uuid4().hex[:12]}"
