@@ -1,0 +1,142 @@
+"""The V-trace actor-critic loss (IMPALA, arXiv 1802.01561, section 4.2; SEED RL's agents/vtrace).
+
+Policy gradient, value, entropy and optional KL terms, all summed over valid rows. Log-probabilities, ratios and
+targets are float32 whatever the network computes in.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import tensorflow as tf
+
+from learner.algorithms import Terms
+from learner.distributions import Distribution
+from learner.inputs import Outputs, RewardTransform
+from learner.optimizers import value_at
+from learner.vtrace import VtraceReturns, discounts, vtrace
+from pipeline.config.tree import VtraceSection
+from pipeline.errors import ConfigError
+
+MAX_LOG_COST = 20.0
+
+
+class Vtrace:
+    """The algorithm object of ``training.algorithm: vtrace`` (see ``learner.algorithms.Algorithm``).
+
+    Raises:
+        ConfigError: ``entropy_target`` with an ``entropy_cost`` of 0, whose logarithm cannot be learnt.
+    """
+
+    fields = ("action", "behaviour", "reward", "terminated", "valid")
+    control_names = ("entropy_cost",)
+
+    def __init__(self, settings: VtraceSection) -> None:
+        if settings.entropy_target is not None and settings.entropy_cost == 0:
+            raise ConfigError("vtrace.entropy_cost = 0 with vtrace.entropy_target: a learnt cost starts above 0")
+        self.settings = settings
+        self.loss_reduction: Literal["mean", "sum"] = settings.loss_reduction
+        self.rewards = RewardTransform(settings.reward_scale, settings.reward_clip)
+        self._log_cost: tf.Variable | None = None
+
+    def build(self) -> list[tuple[str, tf.Variable]]:
+        """The log-multiplier of the entropy where there is a target: entropy cost = exp(speed * variable)."""
+        if self.settings.entropy_target is None:
+            return []
+        speed = self.settings.entropy_adjustment_speed
+        bound = MAX_LOG_COST / speed
+        self._log_cost = tf.Variable(
+            math.log(self.settings.entropy_cost) / speed,
+            name="entropy_multiplier",
+            dtype=tf.float32,
+            # Beyond this the cost no longer matters, and its gradient may round to 0 for good.
+            constraint=lambda value: tf.clip_by_value(value, -bound, bound),
+        )
+        return [("entropy_multiplier", self._log_cost)]
+
+    def controls(self, frames: int) -> list[float]:
+        """The entropy cost at ``frames`` environment frames (unused where it is learnt)."""
+        return [value_at(self.settings.entropy_cost, self.settings.entropy_cost_schedule, frames)]
+
+    def loss(
+        self, outputs: Outputs, batch: dict[str, tf.Tensor], distribution: Distribution, controls: tf.Tensor
+    ) -> Terms:
+        """Sums over valid rows.
+
+        Args:
+            outputs: Of the whole unroll: policy ``[T + 1, B, D]``, value ``[T + 1, B]``, float32.
+            batch: ``fields``, time-major, as ``UnrollLayout.batch`` makes them.
+            distribution: Of the actions.
+            controls: ``[1]``: the entropy cost.
+        """
+        settings = self.settings
+        policy, value = outputs.policy[:-1], outputs.value
+        valid_rows = tf.cast(batch["valid"], tf.bool)
+        valid = tf.cast(valid_rows, tf.float32)
+
+        def total(rows: tf.Tensor) -> tf.Tensor:
+            """Sum over valid rows; what stands in the others, even NaN, does not matter."""
+            return tf.reduce_sum(tf.where(valid_rows, rows, 0.0))
+
+        action, behaviour = batch["action"][:-1], batch["behaviour"][:-1]
+        log_pi = distribution.log_prob(policy, action)
+        log_mu_pi = tf.where(valid_rows, distribution.log_prob(behaviour, action) - log_pi, 0.0)
+        log_rho = -tf.stop_gradient(log_mu_pi)
+        returns = self._returns(log_rho, value, valid, batch)
+        error = returns.vs[:-1] - value[:-1]
+        entropy = distribution.entropy(policy)
+        entropy_cost = controls[0] if self._log_cost is None else self._learnt_cost()
+        losses = {
+            "policy_loss": -total(log_pi * returns.advantage),
+            "value_loss": settings.baseline_cost * 0.5 * total(tf.square(error)),
+            "entropy_loss": -tf.stop_gradient(entropy_cost) * total(entropy),
+        }
+        if settings.kl_cost:
+            losses["kl_loss"] = settings.kl_cost * total(log_mu_pi)
+        if settings.entropy_target is not None:
+            surplus = tf.stop_gradient(entropy) - settings.entropy_target
+            losses["entropy_target_loss"] = entropy_cost * total(surplus)
+        rho = tf.exp(log_rho)
+        vs, error = returns.vs[:-1], tf.stop_gradient(error)
+        count = tf.reduce_sum(valid)
+        sums = {
+            "entropy": total(tf.stop_gradient(entropy)),
+            "entropy_cost": tf.stop_gradient(entropy_cost) * count,
+            "kl": -total(log_rho),
+            "rho": total(rho),
+            "rho_clipped": total(tf.cast(rho > settings.clip_rho, tf.float32)),
+            "advantage": total(returns.advantage),
+            "vs": total(vs),
+            "vs_squared": total(tf.square(vs)),
+            "value_error": total(error),
+            "value_error_squared": total(tf.square(error)),
+        }
+        return Terms(losses, count, sums)
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """Replaces second moments by ``value_explained``: 1 - Var(vs - V) / Var(vs), 0 where vs does not vary."""
+        summary = dict(means)
+        variance = summary.pop("vs_squared") - summary["vs"] ** 2
+        unexplained = summary.pop("value_error_squared") - summary["value_error"] ** 2
+        summary["value_explained"] = 1.0 - unexplained / variance if variance > 1e-8 else 0.0
+        return summary
+
+    def _returns(
+        self, log_rho: tf.Tensor, value: tf.Tensor, valid: tf.Tensor, batch: dict[str, tf.Tensor]
+    ) -> VtraceReturns:
+        settings = self.settings
+        return vtrace(
+            log_rho,
+            discounts(batch["terminated"], settings.discount),
+            self.rewards(batch["reward"][1:]),
+            tf.stop_gradient(value),
+            valid,
+            lambda_=settings.lambda_,
+            clip_rho=settings.clip_rho,
+            clip_c=settings.clip_c,
+            clip_pg_rho=settings.clip_pg_rho,
+        )
+
+    def _learnt_cost(self) -> tf.Tensor:
+        return tf.exp(self.settings.entropy_adjustment_speed * tf.convert_to_tensor(self._log_cost))
