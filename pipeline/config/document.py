@@ -64,7 +64,7 @@ An empty variable counts as not set. Two variables for one key are refused.
 
 Plain types of YAML 1.2: `true` and `false`, integers (`1_000` too), floats (`1e-3` is one), strings, `null`, lists and
 mappings. Where only text can stand, `123` is text in a variable or `--set`, and must be quoted in a file. Refused are
-duplicate keys, anchors, aliases, tags of other types and files above {kibibytes} KiB.
+duplicate keys, anchors, aliases, tags and files above {kibibytes} KiB.
 
 Below `environment.kwargs` and `network.kwargs` any keys may stand. Sources are merged key by key there (names in
 variables are lower case), and an empty mapping clears those of the sources before.

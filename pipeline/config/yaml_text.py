@@ -1,8 +1,8 @@
 """YAML as seedmq reads and writes it: the plain types of YAML 1.2's core schema, and nothing else.
 
 PyYAML follows YAML 1.1, where ``no`` is false, ``1e-3`` is a string and ``12:30`` is 750. A configuration must not
-depend on that, so implicit types are those of the core schema (``1_000`` is taken too). Tags other than those of
-plain types, anchors, aliases and duplicate keys are refused: a file says what it says, once.
+depend on that, so types are those of the core schema (``1_000`` is taken too). Tags, anchors, aliases and duplicate
+keys are refused: a file says what it says, once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ _IMPLICIT = (
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the core schema, no aliases, no duplicate keys, string keys only."""
+    """SafeLoader with the core schema, no tags, no aliases, no duplicate keys, string keys only."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise yaml.MarkedYAMLError(problem="anchors and aliases are not taken", problem_mark=event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(problem="tags are not taken", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -58,11 +60,16 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, data: str) -> Any:
+        # Double quotes escape line ends and the like, so that a value stays on its line.
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
 
 # Tables of their own, so that PyYAML's stay as they are.
 _Loader.yaml_constructors = {}
 _Loader.yaml_implicit_resolvers = {}
 _Dumper.yaml_implicit_resolvers = {c: list(pairs) for c, pairs in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+_Dumper.add_representer(str, _Dumper.represent_text)
 for _name in _PLAIN_TAGS:
     _tag = f"tag:yaml.org,2002:{_name}"
     _Loader.yaml_constructors[_tag] = yaml.SafeLoader.yaml_constructors[_tag]
@@ -103,6 +110,5 @@ def parse(text: str) -> Any:
 
 def scalar(value: Any) -> str:
     """``value`` as YAML on one line, which ``parse`` reads back equal."""
-    style = '"' if isinstance(value, str) and not value.isprintable() else None
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, default_style=style, width=2**31, sort_keys=False)
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=2**31, sort_keys=False)
     return text.removesuffix("...\n").strip()
