@@ -1,0 +1,241 @@
+"""Networks: step against unroll, resets, names, seeds, refusals."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from learner.distributions import distribution_for
+from learner.inputs import Inputs, Outputs
+from learner.networks import Network, build_network, named_variables, state_shapes
+from learner.networks.build import example_inputs
+from learner.networks.layers import orthogonal
+from pipeline.config.tree import NetworkSection
+from pipeline.errors import ConfigError, SpaceError
+from pipeline.spaces import Leaf, Spaces
+
+pytestmark = pytest.mark.unit
+
+DISCRETE = Leaf("action", "discrete", "int64", (), n=3)
+BOX = Leaf("action", "box", "float32", (2,), low=(-1.0, -2.0), high=(1.0, 2.0))
+NESTED = Spaces(
+    (
+        Leaf("camera", "box", "uint8", (40, 36, 3)),
+        Leaf("depth", "box", "uint8", (36, 36)),
+        Leaf("goal", "discrete", "int64", (), n=5, start=2),
+        Leaf("speed", "box", "float64", (2, 3)),
+    ),
+    DISCRETE,
+)
+VECTOR = Spaces((Leaf("observation", "box", "float32", (4,)),), BOX)
+
+
+def network_for(spaces, stack=1, seed=1, **settings):
+    return build_network(spaces, distribution_for(spaces.action), NetworkSection(**settings), stack, seed)
+
+
+def random_inputs(spaces, rows, batch, seed=0):
+    rng = np.random.default_rng(seed)
+    example = example_inputs(spaces, distribution_for(spaces.action), 1, 1)
+
+    def draw(x):
+        values = rng.integers(0, 3, (rows, batch, *x.shape[1:])) if x.dtype.is_integer else None
+        return tf.cast(rng.normal(size=(rows, batch, *x.shape[1:])) if values is None else values, x.dtype)
+
+    observation = {path: draw(x) for path, x in example.observation.items()}
+    first = tf.constant(rng.random((rows, batch)) < 0.3)
+    return Inputs(observation, draw(example.previous_action), draw(example.previous_reward), first)
+
+
+def row(inputs, t):
+    return Inputs(*tf.nest.map_structure(lambda x: x[t], tuple(inputs)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "nature_cnn", "impala_deep"])
+@pytest.mark.parametrize("lstm", [0, 8])
+def test_unroll_equals_steps_with_episode_ends_inside(name, lstm):
+    network = network_for(NESTED, name=name, hidden=[16], lstm=lstm, previous_action=True, previous_reward=True)
+    inputs = random_inputs(NESTED, 6, 4)
+    state = tuple(tf.random.stateless_normal(x.shape, [1, i]) for i, x in enumerate(network.initial_state(4)))
+    unrolled, last = network.unroll(inputs, state)
+    assert unrolled.policy.shape == (6, 4, 3) and unrolled.value.shape == (6, 4)
+    assert unrolled.policy.dtype == unrolled.value.dtype == tf.float32
+    for t in range(6):
+        outputs, state = network.step(row(inputs, t), state)
+        np.testing.assert_allclose(outputs.policy, unrolled.policy[t], atol=1e-5)
+        np.testing.assert_allclose(outputs.value, unrolled.value[t], atol=1e-5)
+    for found, wanted in zip(last, state, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_first_forgets_everything_before_it():
+    network = network_for(VECTOR, hidden=[8], lstm=8, previous_action=True, previous_reward=True)
+    inputs = random_inputs(VECTOR, 5, 3)
+    inputs = inputs._replace(first=tf.constant(np.arange(5)[:, None] == [2, 2, 2]))
+    garbage = inputs.previous_action.numpy()
+    garbage[2] = np.nan
+    other = random_inputs(VECTOR, 5, 3, seed=9)
+    mixed = Inputs(
+        {k: tf.concat([other.observation[k][:2], x[2:]], 0) for k, x in inputs.observation.items()},
+        tf.constant(garbage),
+        inputs.previous_reward,
+        inputs.first,
+    )
+    state = network.initial_state(3)
+    fed = tuple(x + 5.0 for x in state)
+    a, b = network.unroll(inputs, state)[0], network.unroll(mixed, fed)[0]
+    np.testing.assert_allclose(a.policy[2:], b.policy[2:], atol=1e-6)
+    assert (np.abs(a.policy[:2] - b.policy[:2]) > 1e-6).any()
+
+
+def test_without_first_the_state_and_the_previous_action_matter():
+    network = network_for(VECTOR, hidden=[8], lstm=8, previous_action=True)
+    inputs = random_inputs(VECTOR, 1, 2)
+    inputs = inputs._replace(first=tf.zeros([1, 2], tf.bool))
+    state = network.initial_state(2)
+    base = network.unroll(inputs, state)[0].value
+    assert (base != network.unroll(inputs, tuple(x + 1 for x in state))[0].value).numpy().all()
+    moved = inputs._replace(previous_action=inputs.previous_action + 1)
+    assert (base != network.unroll(moved, state)[0].value).numpy().all()
+
+
+def test_variables_depend_on_the_seed_alone_and_have_stable_names():
+    first, again, other = (
+        named_variables(network_for(VECTOR, seed=s, lstm=4, previous_action=True)) for s in (1, 1, 2)
+    )
+    names = [name for name, _ in first]
+    assert names == [name for name, _ in again]
+    assert names == [
+        "torso/dense/layers/0/kernel",
+        "torso/dense/layers/0/bias",
+        "torso/dense/layers/1/kernel",
+        "torso/dense/layers/1/bias",
+        "core/kernel",
+        "core/recurrent_kernel",
+        "core/bias",
+        "policy_head/kernel",
+        "policy_head/bias",
+        "value_head/kernel",
+        "value_head/bias",
+    ]
+    for (name, a), (_, b), (_, c) in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+        if "kernel" in name:
+            assert (a.numpy() != c.numpy()).any()
+
+
+@pytest.mark.parametrize("name", ["mlp", "nature_cnn", "impala_deep"])
+def test_every_variable_is_named_once_and_trained(name):
+    network = network_for(NESTED, name=name, hidden=[8], lstm=4, separate_value=False)
+    named = named_variables(network)
+    assert len({n for n, _ in named}) == len(named) == len(network.trainable_variables)
+    inputs = random_inputs(NESTED, 3, 2)
+    with tf.GradientTape() as tape:
+        outputs, _ = network.unroll(inputs, network.initial_state(2))
+        loss = tf.reduce_sum(outputs.policy**2) + tf.reduce_sum(outputs.value)
+    gradients = tape.gradient(loss, [v for _, v in named])
+    assert all(g is not None and np.isfinite(g).all() for g in gradients)
+
+
+def test_initial_policy_is_nearly_uniform():
+    network = network_for(VECTOR, separate_value=True)
+    outputs, _ = network.step(row(random_inputs(VECTOR, 1, 5), 0), ())
+    assert np.abs(outputs.policy).max() < 0.1
+    assert "value_torso/dense/layers/0/kernel" in dict(named_variables(network))
+
+
+def test_orthogonal_kernels():
+    for shape in ((8, 5), (5, 8), (3, 3, 4, 6)):
+        kernel = orthogonal(2.0)(np.random.default_rng(0), shape).reshape(-1, shape[-1])
+        gram = kernel.T @ kernel if kernel.shape[0] >= kernel.shape[1] else kernel @ kernel.T
+        np.testing.assert_allclose(gram, 4.0 * np.eye(min(kernel.shape)), atol=1e-5)
+
+
+def test_uint8_is_divided_by_255():
+    spaces = Spaces((Leaf("observation", "box", "uint8", (3,)),), DISCRETE)
+    network = network_for(spaces, hidden=[4])
+    scaled = network_for(Spaces((Leaf("observation", "box", "float32", (3,)),), DISCRETE), hidden=[4])
+    inputs = example_inputs(spaces, distribution_for(DISCRETE), 1, 2)
+    pixels = tf.constant([[0, 128, 255], [1, 2, 3]], tf.uint8)
+    a, _ = network.step(inputs._replace(observation={"observation": pixels}), ())
+    b, _ = scaled.step(inputs._replace(observation={"observation": tf.cast(pixels, tf.float32) / 255}), ())
+    np.testing.assert_allclose(a.value, b.value, atol=1e-6)
+
+
+def test_stacked_pictures_arrive_with_the_frames_as_channels():
+    spaces = Spaces((Leaf("observation", "box", "uint8", (84, 84)),), DISCRETE)
+    network = network_for(spaces, stack=4, name="nature_cnn", hidden=[8])
+    assert dict(named_variables(network))["torso/images/0/layers/0/kernel"].shape == (8, 8, 4, 32)
+    assert dict(named_variables(network))["torso/dense/layers/0/kernel"].shape == (7 * 7 * 64, 8)
+
+
+@pytest.mark.parametrize(
+    ("spaces", "settings", "message"),
+    [
+        (VECTOR, {"name": "nature_cnn"}, "picture"),
+        (VECTOR, {"name": "mpl"}, "mpl"),
+        (VECTOR, {"kwargs": {"a": 1}}, "network.kwargs"),
+        (VECTOR, {"separate_value": True, "lstm": 4}, "separate_value"),
+        (NESTED, {"name": "impala_deep", "separate_value": True}, "separate_value"),
+        (VECTOR, {"name": "no.such.module:Class"}, "cannot be imported"),
+        (VECTOR, {"name": "pipeline.spaces:Leaf"}, "subclass"),
+        (VECTOR, {"name": "tests.unit.test_networks:WrongSize"}, "float32"),
+    ],
+)
+def test_settings_that_are_refused(spaces, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        network_for(spaces, **settings)
+
+
+def test_small_pictures_are_refused():
+    spaces = Spaces((Leaf("observation", "box", "uint8", (20, 20, 3)),), DISCRETE)
+    with pytest.raises(ConfigError, match="36x36"):
+        network_for(spaces, name="nature_cnn")
+
+
+def test_discrete_observations_are_not_stacked():
+    spaces = Spaces((Leaf("goal", "discrete", "int64", (), n=5),), DISCRETE)
+    assert network_for(spaces).step(example_inputs(spaces, distribution_for(DISCRETE), 1, 2), ())
+    with pytest.raises(SpaceError, match="goal"):
+        network_for(spaces, stack=2)
+
+
+class KerasNetwork(Network):
+    """A network of one's own with Keras layers that make their variables late."""
+
+    def __init__(self, spaces, distribution, frame_stack, seed, units=3):
+        super().__init__()
+        self.hidden = tf.keras.layers.Dense(units, activation="tanh")
+        self.heads = [tf.keras.layers.Dense(distribution.parameters), tf.keras.layers.Dense(1)]
+
+    def step(self, inputs, state):
+        x = self.hidden(inputs.observation["observation"])
+        return Outputs(self.heads[0](x), self.heads[1](x)[:, 0]), state
+
+
+class WrongSize(Network):
+    def __init__(self, spaces, distribution, frame_stack, seed):
+        super().__init__()
+
+    def step(self, inputs, state):
+        return Outputs(tf.zeros([2, 1]), tf.zeros([2])), state
+
+
+def test_a_network_of_ones_own():
+    def build():
+        return network_for(VECTOR, name="tests.unit.test_networks:KerasNetwork", kwargs={"units": 7})
+
+    network, again = build(), build()
+    names = [name for name, _ in named_variables(network)]
+    assert names == [name for name, _ in named_variables(again)]
+    assert names == [f"{x}/{w}" for x in ("hidden", "heads/0", "heads/1") for w in ("0_kernel", "1_bias")]
+    for (_, a), (_, b) in zip(named_variables(network), named_variables(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    outputs, state = network.unroll(random_inputs(VECTOR, 4, 2), ())
+    assert outputs.policy.shape == (4, 2, 4) and outputs.value.shape == (4, 2) and state == ()
+    assert state_shapes(network) == ()
+    assert state_shapes(network_for(VECTOR, lstm=6)) == ((6,), (6,))
+
+
+def test_a_network_without_step_and_unroll_is_refused():
+    with pytest.raises(TypeError, match="neither"):
+        type("Empty", (Network,), {})
