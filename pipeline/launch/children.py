@@ -1,0 +1,196 @@
+"""The processes of a run: each in its own process group, with its log file, ending with the parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, StoreError
+from pipeline.launch.processes import STORE
+from pipeline.store.embedded import EmbeddedServer
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 64 * 2**10
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class Child:
+    """One process, started at once. Belongs to the thread that made it: when that ends the kernel kills the process.
+
+    It stands in a process group of its own, so that Ctrl-C in the terminal reaches only the parent, which stops the
+    children in order. On Linux it is killed when the parent dies.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Appends output to ``log`` (0600).
+
+        Raises:
+            OSError: it cannot be started, or the log cannot be written.
+        """
+        self._log = log
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._log_start = os.fstat(descriptor).st_size
+            parent = os.getpid()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                env=dict(environment),
+                process_group=0,
+                preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 - the launcher has no threads
+            )
+        finally:
+            os.close(descriptor)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal that killed it) once it has ended; what its group still holds is killed."""
+        if self._process.returncode is None:
+            # Looked at before it is reaped: until then nobody else gets its id, so the group is its own.
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            self._signal_group(signal.SIGKILL)
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        """Asks it, and not what it started, to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Kills it and its group."""
+        if self._process.returncode is None:
+            self._signal_group(signal.SIGKILL)
+
+    def wait(self, seconds: float) -> int | None:
+        """Waits for its end; None where it takes longer."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return self._process.returncode
+
+    def tail(self, lines: int) -> list[str]:
+        """The last lines that this process wrote."""
+        with self._log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def _signal_group(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            # Nobody is left in it (macOS says "not permitted" of a zombie).
+            return
+
+
+def _die_with(parent: int) -> None:
+    """In the child, before it becomes the command."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class Children:
+    """All processes of a run by component: children by their command lines, and the embedded store if there is one.
+
+    Args:
+        commands: component -> command line. The embedded store has none.
+        environment: of the children.
+        logs: directory of ``<component>.log``.
+        store: not started yet; None where the store is somebody else's.
+    """
+
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        environment: Mapping[str, str],
+        logs: Path,
+        store: EmbeddedServer | None,
+    ) -> None:
+        self._commands = commands
+        self._environment = environment
+        self._logs = logs
+        self._store = store
+        self._alive: dict[str, Child] = {}
+        self._last: dict[str, Child] = {}
+        self._store_ended: list[tuple[str, int]] = []
+        self._store_words = ""
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Starts a component; the store is waited for until it answers.
+
+        Raises:
+            MissingExtraError: no embedded store on this machine.
+            StoreError: the store did not start.
+            OSError: the process cannot be started.
+        """
+        if name in self._commands:
+            command = [*self._commands[name], *arguments]
+            self._alive[name] = self._last[name] = Child(command, self._environment, self._logs / f"{name}.log")
+        elif self._store is not None:
+            self._store.start()
+
+    def terminate(self, name: str) -> None:
+        """Asks it to end; the store has ended when this returns."""
+        if name in self._alive:
+            self._alive[name].terminate()
+        elif name not in self._commands:
+            self._end_store(name, EXIT_FINISHED)
+
+    def kill(self, name: str) -> None:
+        """Kills it and what it started."""
+        if name in self._alive:
+            self._alive[name].kill()
+        elif name not in self._commands and self._store is not None and self._store.pid is not None:
+            os.kill(self._store.pid, signal.SIGKILL)
+            self._end_store(name, -signal.SIGKILL)
+
+    def exits(self) -> list[tuple[str, int]]:
+        """Components that ended since the last call: (component, exit code or minus the signal)."""
+        ended, self._store_ended = self._store_ended, []
+        for name, child in list(self._alive.items()):
+            code = child.poll()
+            if code is not None:
+                del self._alive[name]
+                ended.append((name, code))
+        if self._store is not None and self._store.pid is not None:
+            try:
+                self._store.check()
+            except StoreError as error:
+                self._store_words = str(error)
+                self._store.stop()
+                ended.append((STORE, EXIT_FAILED))
+        return ended
+
+    def last_words(self, name: str, lines: int) -> list[str]:
+        """The last lines that the component wrote since its last start."""
+        if name in self._last:
+            return self._last[name].tail(lines)
+        return [self._store_words] if self._store_words else []
+
+    def close(self) -> None:
+        """Kills what still runs, and waits a second for it."""
+        for name in [*self._alive, STORE]:
+            self.kill(name)
+        deadline = time.monotonic() + 1.0
+        for child in self._alive.values():
+            child.wait(max(0.0, deadline - time.monotonic()))
+
+    def _end_store(self, name: str, code: int) -> None:
+        if self._store is not None and self._store.pid is not None:
+            self._store.stop()
+            self._store_ended.append((name, code))

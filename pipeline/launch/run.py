@@ -1,0 +1,284 @@
+"""``seedmq run``: store, broker, learner and workers as processes of this machine, on sockets in a private folder.
+
+Start order: store (waited for), broker, learner, workers; workers and learner find each other whoever is first.
+
+Stop order, after the first signal, a limit of the run, or a failure:
+
+1. the learner gets SIGTERM, alone: it dismisses the workers, which deliver what they took, say BYE and exit 0; it
+   trains on or stores what arrived, writes checkpoint and summary, and exits;
+2. workers that it could not reach get SIGTERM;
+3. the broker gets SIGTERM;
+4. the store is stopped;
+5. what outlives ``run.drain_timeout_seconds`` is killed.
+
+The second signal kills everything at once. What is decided stands in ``processes``; here it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from pipeline import logs
+from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
+from pipeline.config.tree import Config
+from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError
+from pipeline.launch.children import Children
+from pipeline.launch.processes import (
+    BROKER,
+    LEARNER,
+    STORE,
+    Action,
+    Delay,
+    Finish,
+    Start,
+    Supervisor,
+    Terminate,
+    words,
+)
+from pipeline.launch.progress import Progress, ending
+from pipeline.run_dir import RunDirectory, write_json, write_text
+from pipeline.store.embedded import EmbeddedServer
+
+TICK_SECONDS = 0.25
+LONGEST_FOLDER_BYTES = 70
+"""Of 107 that a socket path may have."""
+_SHOWN_LINES = 8
+
+
+def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
+    """A whole run on this machine; belongs to the main thread.
+
+    Args:
+        loaded: the configuration as the user resolved it.
+        run_dir: a new directory, or with ``resume`` an earlier run's; None makes one under ``runs/``.
+        resume: go on from the newest checkpoint.
+
+    Returns:
+        The exit code: 0 solved or at its limit, 2 and 4 from a component, 3 a component failed for good, 130 or 143
+        after a signal and a clean drain.
+
+    Raises:
+        ConfigError: the run directory exists, or cannot be gone on with; a package is missing.
+        StoreError: the embedded store does not start.
+    """
+    with Signals() as signals, _sockets_folder() as folder:
+        directory = RunDirectory.create(run_dir, loaded.source.stem, loaded.config, resume)
+        store = EmbeddedServer(folder / "store") if loaded.config.store.url is None else None
+        config = _resolved(loaded, folder, store)
+        endpoint = config.broker.connect or config.broker.bind
+        write_json(directory.endpoints, {"broker": endpoint, "keys": config.security.keys, "pid": os.getpid()})
+        children = Children(_commands(config, directory, folder), child_environment(os.environ), directory.logs, store)
+        supervisor = Supervisor(_budgets(config, store is not None), config.run.drain_timeout_seconds, _jitter, resume)
+        launch = _Launch(config, directory, children, supervisor)
+        try:
+            return launch.until_finished(signals)
+        finally:
+            launch.close()
+
+
+class Signals:
+    """Remembers SIGINT, SIGTERM and SIGHUP, and wakes up for them and for ended children, while it is open."""
+
+    def __init__(self) -> None:
+        self._arrived: deque[int] = deque(maxlen=16)
+        self._wake = threading.Event()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            # nohup ignores SIGHUP, and it stays ignored.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def wait(self, seconds: float) -> None:
+        """Until one arrives or a child ends, at most ``seconds``."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def take(self) -> list[int]:
+        """What arrived since the last call, in order; a lost terminal counts as SIGTERM."""
+        numbers = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        return [int(signal.SIGTERM) if number == signal.SIGHUP else number for number in numbers]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._arrived.append(number)
+        self._wake.set()
+
+
+class _Launch:
+    """Does what the supervisor says, tells it what happened, and shows both."""
+
+    def __init__(self, config: Config, directory: RunDirectory, children: Children, supervisor: Supervisor) -> None:
+        self._directory = directory
+        self._children = children
+        self._supervisor = supervisor
+        self._progress = Progress(config.run)
+        self._began = time.monotonic()
+        self._old_summary = _stamp(directory.summary)
+
+    def until_finished(self, signals: Signals) -> int:
+        """The loop: waits for signals, exits and deadlines, and shows the progress."""
+        early = signals.take()
+        actions = self._supervisor.signalled(early[0], self._began) if early else self._supervisor.begin(self._began)
+        while (finish := self._do(actions)) is None:
+            self._progress.update(self._summary(), self._supervisor.states(), time.monotonic() - self._began)
+            signals.wait(self._patience())
+            now = time.monotonic()
+            actions = self._signalled(signals.take(), now)
+            for name, code in self._children.exits():
+                actions += self._supervisor.exited(name, code, now)
+            actions += self._supervisor.tick(now)
+        self._progress.close()
+        self._say_end(finish)
+        return finish.code
+
+    def close(self) -> None:
+        """Kills what still runs: nothing, unless an error came between."""
+        self._progress.close()
+        self._children.close()
+
+    def _patience(self) -> float:
+        deadline = self._supervisor.next_deadline()
+        return TICK_SECONDS if deadline is None else min(TICK_SECONDS, max(0.0, deadline - time.monotonic()))
+
+    def _signalled(self, numbers: list[int], now: float) -> list[Action]:
+        actions: list[Action] = []
+        for number in numbers:
+            first = self._supervisor.signal is None
+            self._progress.say("stopping in order; a second signal kills" if first else "killed by the second signal")
+            actions += self._supervisor.signalled(number, now)
+        return actions
+
+    def _do(self, actions: list[Action]) -> Finish | None:
+        for action in actions:
+            if isinstance(action, Finish):
+                return action
+            if isinstance(action, Start):
+                self._children.start(action.component, *(["--resume"] if action.resume else []))
+            elif isinstance(action, Delay):
+                self._say_failure(action.component, action.code, f"starts again in {action.seconds:.1f} s")
+            elif isinstance(action, Terminate):
+                self._children.terminate(action.component)
+            else:
+                self._children.kill(action.component)
+        return None
+
+    def _summary(self) -> dict[str, Any] | None:
+        """What this run's learner wrote; None before it did."""
+        return None if _stamp(self._directory.summary) == self._old_summary else self._directory.read_summary()
+
+    def _say_failure(self, component: str, code: int, then: str) -> None:
+        lines = [] if code == EXIT_FINISHED else self._children.last_words(component, _SHOWN_LINES)
+        self._progress.say("\n".join([f"{component} ended with {words(code)}, {then}", *(f"    {x}" for x in lines)]))
+
+    def _say_end(self, finish: Finish) -> None:
+        if finish.culprit is not None:
+            lines = self._children.last_words(finish.culprit, _SHOWN_LINES)
+            errors = [text for text in lines if text.startswith("error: ")]
+            log = self._directory.logs / f"{finish.culprit}.log"
+            if finish.code in (EXIT_USAGE, EXIT_UNREACHABLE) and errors:
+                self._progress.say(errors[-1])
+            else:
+                self._progress.say("\n".join([*(f"    {x}" for x in lines), f"error: {finish.reason} (see {log})"]))
+        seconds, summary = time.monotonic() - self._began, self._summary()
+        click.echo(ending(summary, seconds))
+        click.echo(f"run directory: {self._directory.path}")
+        if summary is not None:
+            click.echo(f"evaluate it:   seedmq eval {shlex.quote(str(self._directory.path))}")
+
+
+def _budgets(config: Config, embedded_store: bool) -> dict[str, int]:
+    """Restart budgets by component, in the order of the start."""
+    services = [STORE] if embedded_store else []
+    services += [BROKER] if config.broker.placement == "process" else []
+    budgets = dict.fromkeys([*services, LEARNER], config.learner.restart_budget)
+    return budgets | {f"worker-{i}": config.workers.restart_budget for i in range(config.workers.count)}
+
+
+def _resolved(loaded: Loaded, folder: Path, embedded_store: EmbeddedServer | None) -> Config:
+    """The children's configuration: private sockets wherever the user set no endpoint."""
+    config = loaded.config
+    broker: dict[str, Any] = {}
+    if loaded.origins["broker.bind"] == DEFAULT:
+        broker |= {"bind": f"ipc://{folder}/broker", "connect": None}
+    if loaded.origins["broker.learner_bind"] == DEFAULT:
+        broker |= {"learner_bind": f"ipc://{folder}/learner", "learner_connect": None}
+    store: dict[str, Any] = {}
+    if embedded_store is not None:
+        store = {"url": embedded_store.url, "username": None, "password_file": None}
+    return config.model_copy(
+        update={"broker": config.broker.model_copy(update=broker), "store": config.store.model_copy(update=store)}
+    )
+
+
+def _commands(config: Config, directory: RunDirectory, folder: Path) -> dict[str, list[str]]:
+    """component -> command line; writes the resolved configurations that they read into ``folder``."""
+    base = [sys.executable, "-m", "pipeline.cli", *logs.current().arguments()]
+    shared = _written(folder / "config.yaml", config)
+    commands = {
+        LEARNER: [*base, "learner", "--config", shared, "--run-dir", str(directory.path)],
+        BROKER: [*base, "broker", "--config", shared],
+    }
+    for i in range(config.workers.count):
+        name = f"worker-{i}"
+        own = f"{config.workers.id}-{i}" if config.workers.id else name
+        section = config.workers.model_copy(update={"id": own})
+        file = _written(folder / f"{name}.yaml", config.model_copy(update={"workers": section}))
+        commands[name] = [*base, "worker", "--config", file]
+    return commands
+
+
+def _written(path: Path, config: Config) -> str:
+    write_text(path, dump(config))
+    return str(path)
+
+
+@contextmanager
+def _sockets_folder() -> Iterator[Path]:
+    """A private folder (0700) whose path is short enough for sockets in it; removed at the end.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    place = tempfile.gettempdir()
+    if len(os.fsencode(place)) > LONGEST_FOLDER_BYTES:
+        place = "/tmp"
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="seedmq-", dir=place, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make a folder for sockets in {place}: {error.strerror or error}") from error
+    with folder as path:
+        yield Path(path)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino
+
+
+def _jitter() -> float:
+    return random.uniform(0.5, 1.0)

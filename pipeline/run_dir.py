@@ -1,0 +1,231 @@
+"""A run's directory: what is kept of a run.
+
+::
+
+    config.yaml      the configuration as the user resolved it, with the versions of what ran it
+    summary.json     figures, rewritten at every log interval and at the end (by the learner)
+    endpoints.json   where `seedmq status` finds the broker
+    checkpoints/     weights, optimizer, counters (by the learner)
+    events/          TensorBoard
+    logs/            output of each process
+
+Everything is readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.load import dump, load
+from pipeline.config.tree import Config
+from pipeline.errors import ConfigError
+
+RUNS = Path("runs")
+MAX_JSON_BYTES = 16 * 2**20
+_PACKAGES = ("seedmq", "tensorflow", "tensorflow-cpu", "keras", "numpy", "gymnasium", "ale-py", "pyzmq", "redis")
+_SAME_ON_RESUME = (
+    "environment.id",
+    "environment.kwargs",
+    "environment.wrappers",
+    "environment.frame_stack",
+    "environment.frame_skip",
+    "environment.stack_padding",
+    "network",
+    "training.algorithm",
+)
+
+
+class RunDirectory:
+    """Paths of a run directory, and atomic reading and writing of its small files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.summary = path / "summary.json"
+        self.endpoints = path / "endpoints.json"
+        self.checkpoints = path / "checkpoints"
+        self.events = path / "events"
+        self.logs = path / "logs"
+
+    @classmethod
+    def create(cls, path: Path | None, name: str, config: Config, resume: bool = False) -> RunDirectory:
+        """Makes a new directory with ``config.yaml`` in it, or opens one to go on with.
+
+        Args:
+            path: where; None makes ``runs/<name>-<UTC time>``, a new one in any case.
+            name: name of the configuration.
+            config: as the user resolved it.
+            resume: ``path`` exists and holds a run of the same environment, network and algorithm.
+
+        Raises:
+            ConfigError: without ``resume``: it exists or cannot be made; with it: it does not exist, or holds a run of
+                another environment, network or algorithm.
+        """
+        try:
+            directory = cls._resumed(path, config) if resume else cls(_new(path) if path else _new_default(name))
+            for folder in (directory.checkpoints, directory.events, directory.logs):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            write_text(directory.config, dump(config, versions()))
+        except OSError as error:
+            where = path if path else RUNS
+            raise ConfigError(f"cannot write the run directory {where}: {error.strerror or error}") from error
+        return directory
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing one.
+
+        Raises:
+            ConfigError: there is no run in ``path``.
+        """
+        directory = cls(path)
+        if not path.is_dir():
+            raise ConfigError(f"no run directory {path}")
+        if not directory.config.is_file():
+            raise ConfigError(f"{path} holds no run: {directory.config.name} is missing")
+        return directory
+
+    @classmethod
+    def newest(cls) -> RunDirectory:
+        """The newest run under ``runs/``.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = list(RUNS.glob("*/config.yaml"))
+        if not found:
+            raise ConfigError(f"no run under {RUNS}/: name a run directory or an endpoint")
+        return cls(max(found, key=lambda path: (path.stat().st_mtime_ns, path)).parent)
+
+    @classmethod
+    def _resumed(cls, path: Path | None, config: Config) -> RunDirectory:
+        if path is None:
+            raise ConfigError("--resume needs --run-dir: the run to go on with")
+        directory = cls.open(path)
+        before = load(directory.config, environ={}).config
+        for key in _SAME_ON_RESUME:
+            was, now = _value(before, key), _value(config, key)
+            if was != now:
+                raise ConfigError(
+                    f"{key} = {now!r}: the run in {path} has {was!r}; start a new one instead of --resume"
+                )
+        summary = directory.read_summary()
+        if summary is not None:
+            write_json(directory.summary, {**summary, "stop_reason": None})
+        return directory
+
+    def read_config(self) -> Config:
+        """``config.yaml``, untouched by environment variables.
+
+        Raises:
+            ConfigError: unreadable.
+        """
+        return load(self.config, environ={}).config
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """``summary.json``; None before it is first written.
+
+        Raises:
+            ConfigError: it is there and unreadable.
+        """
+        return read_json(self.summary)
+
+    def read_endpoints(self) -> dict[str, Any] | None:
+        """``endpoints.json``: ``broker`` and ``keys``; None where the run never served workers.
+
+        Raises:
+            ConfigError: it is there and unreadable.
+        """
+        return read_json(self.endpoints)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the main packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes JSON atomically: a reader sees the old text or the new one, never half of it.
+
+    Raises:
+        OSError: the disk refuses.
+        ValueError: a value is not finite or no JSON.
+    """
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON mapping; None where the file does not exist.
+
+    Raises:
+        ConfigError: unreadable, too large or no mapping.
+    """
+    try:
+        with path.open("rb") as file:
+            data = json.loads(file.read(MAX_JSON_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"cannot read {path}: it holds no mapping")
+    return data
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a private file (0600) atomically: temporary file, then rename.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _new(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists: choose another --run-dir, or go on with it by --resume") from error
+    return path
+
+
+def _new_default(name: str) -> Path:
+    """Two runs of one second get two directories."""
+    RUNS.mkdir(exist_ok=True)
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    for number in range(1, 1000):
+        path = RUNS / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return path
+    raise ConfigError(f"{RUNS}/{stem} and 998 more exist")

@@ -1,0 +1,104 @@
+"""The run directory: made once, private, gone on with only by the same kind of run."""
+
+import json
+import stat
+
+import pytest
+import yaml
+
+from pipeline import run_dir
+from pipeline.config.load import load
+from pipeline.config.tree import Config
+from pipeline.errors import ConfigError
+from pipeline.run_dir import RunDirectory, read_json, write_json
+
+pytestmark = pytest.mark.unit
+
+
+def config(**sections):
+    return Config.model_validate({"environment": {"id": "CartPole-v1"}, **sections})
+
+
+def test_holds_the_resolved_configuration_with_versions(tmp_path):
+    directory = RunDirectory.create(tmp_path / "a" / "run", "name", config(run={"seed": 7}))
+    assert directory.read_config() == config(run={"seed": 7})
+    versions = yaml.safe_load(directory.config.read_text())["versions"]
+    assert {"python", "numpy", "gymnasium", "pyzmq"} <= versions.keys()
+    assert load(directory.config, environ={"SEEDMQ_RUN__SEED": "8"}).config.run.seed == 8
+
+
+def test_is_readable_by_its_owner_only(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", "name", config())
+    write_json(directory.summary, {})
+    for path in [directory.path, *directory.path.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_existing_one_is_refused(tmp_path):
+    RunDirectory.create(tmp_path / "run", "name", config())
+    with pytest.raises(ConfigError, match=r"exists.*--resume"):
+        RunDirectory.create(tmp_path / "run", "name", config())
+
+
+def test_default_is_unique_within_a_second(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_dir.time, "strftime", lambda *_: "20260131-120000")
+    paths = [RunDirectory.create(None, "cartpole", config()).path for _ in range(3)]
+    assert [path.name for path in paths] == [
+        "cartpole-20260131-120000",
+        "cartpole-20260131-120000-2",
+        "cartpole-20260131-120000-3",
+    ]
+    assert RunDirectory.newest().path == paths[-1]
+
+
+def test_resume_goes_on_with_the_same_kind_of_run(tmp_path):
+    first = RunDirectory.create(tmp_path / "run", "name", config(run={"max_steps": 10}))
+    write_json(first.summary, {"updates": 3, "stop_reason": "max_steps"})
+    again = RunDirectory.create(tmp_path / "run", "name", config(run={"max_steps": 20}), resume=True)
+    assert again.read_config().run.max_steps == 20
+    assert again.read_summary() == {"updates": 3, "stop_reason": None}, "it is going on"
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        ({"network": {"hidden": [32]}}, "network"),
+        ({"environment": {"id": "Acrobot-v1"}}, "environment.id"),
+        ({"environment": {"id": "CartPole-v1", "frame_stack": 4}}, "environment.frame_stack"),
+    ],
+)
+def test_resume_refuses_another_kind_of_run(tmp_path, other, key):
+    RunDirectory.create(tmp_path / "run", "name", config())
+    with pytest.raises(ConfigError, match=key):
+        RunDirectory.create(tmp_path / "run", "name", config(**other), resume=True)
+
+
+@pytest.mark.parametrize("path", [None, "missing", "empty"])
+def test_resume_needs_a_run(tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError):
+        RunDirectory.create(path and tmp_path / path, "name", config(), resume=True)
+
+
+def test_path_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file/run"):
+        RunDirectory.create(tmp_path / "file" / "run", "name", config())
+
+
+def test_json_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "summary.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("nan")})
+    assert read_json(path) == {"a": 1}
+    assert [x.name for x in tmp_path.iterdir()] == ["summary.json"], "no temporary file stays"
+
+
+def test_json_that_is_missing_or_damaged(tmp_path):
+    assert read_json(tmp_path / "none.json") is None
+    for text in ('{"a": ', json.dumps([1])):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"bad\.json"):
+            read_json(tmp_path / "bad.json")
