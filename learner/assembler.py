@@ -37,14 +37,14 @@ class Acted(NamedTuple):
 
 
 class Unroll(NamedTuple):
-    """A finished unroll: the names of ``pipeline.store.interface.Put``, and the record's bytes."""
+    """A finished unroll: the names of ``pipeline.store.interface.Put``, and a copy of the record, uint8 [nbytes]."""
 
     environment: int
     run: int
     row: int
     next_index: int
     valid: int
-    record: bytes
+    record: Array
 
 
 class Appended(NamedTuple):
@@ -70,6 +70,7 @@ class Assembler:
         self._fields = layout.view(self._records)
         self._position = np.zeros(slots, np.int64)  # rows in the open unroll
         self._index = np.zeros(slots, np.int64)  # running index of the last row
+        self._base = np.zeros(slots, np.int64)  # running index where the sequence began: what is before is booked
         self._framed = [name for name in layout.fields if name.startswith(OBSERVATION)]
         self._by_row = ["version", "terminated", "truncated", "reward", "action", "behaviour"]
 
@@ -87,6 +88,7 @@ class Assembler:
         self._fields["run"][slots] = run
         self._position[slots] = 0
         self._index[slots] = index
+        self._base[slots] = index
 
     def fresh(self, slots: Array) -> Array:
         """Bool ``[n]``: no row yet since ``open``; its next row begins a sequence whatever the environment says."""
@@ -97,6 +99,11 @@ class Assembler:
         """Running index of the last row, int64 ``[n]``; after ``open`` the index given there."""
         index: Array = self._index[slots]
         return index
+
+    def base_index(self, slots: Array) -> Array:
+        """Running index of the first row since ``open``, int64 ``[n]``; before that row the index given there."""
+        base: Array = self._base[slots]
+        return base
 
     def append(self, slots: Array, numbers: Array, rows: Array, observation: Sequence[Array], acted: Acted) -> Appended:
         """Appends one row to each slot.
@@ -118,6 +125,7 @@ class Assembler:
         valid = ~first & ~follows_final
         if fresh.any():
             self._begin(slots[fresh], numbers[fresh], rows["index"][fresh])
+            self._base[slots[fresh]] = rows["index"][fresh]
         fields["first"][slots, self._prefix + at] = first
         fields["terminated"][slots, at] = (flags & TERMINATED) != 0
         fields["truncated"][slots, at] = (flags & TRUNCATED) != 0
@@ -185,5 +193,5 @@ class Assembler:
             row=int(fields["row"][slot]),
             next_index=int(self._index[slot]),
             valid=int(fields["valid"][slot].sum()),
-            record=self._records[slot].tobytes(),
+            record=self._records[slot].copy(),
         )

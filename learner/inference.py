@@ -12,16 +12,17 @@ Credit is 0 while the policy is not built yet or the writer's backlog is at its 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from learner.collector import Collector
-from learner.policy import Pending, Policy
+from learner.policies import Acting, PendingRows
 from learner.requests import Opened, StepBatch, join, open_request
 from learner.roster import Refusal, Roster
 from learner.slots import Verdict
@@ -38,10 +39,13 @@ HELD_POLL_SECONDS = 0.002
 PUBLISH_SECONDS = 0.5
 
 
+T = TypeVar("T")
+
+
 class Serving(NamedTuple):
     """What the loop serves with, once the spaces are known and the policy is built."""
 
-    policy: Policy
+    policy: Acting
     roster: Roster
     collector: Collector
     writer: UnrollWriter
@@ -50,7 +54,7 @@ class Serving(NamedTuple):
 
 class InFlight(NamedTuple):
     batch: StepBatch
-    pending: Pending
+    pending: PendingRows
     version: int
 
 
@@ -90,6 +94,7 @@ class InferenceLoop:
         self._cuts: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._dismissal: str | None = None
         self._finish_by: float | None = None
+        self._ended = threading.Event()
         self._published = 0.0
         self.counters: Counter[str] = Counter()
         self.first_step: float | None = None  # monotonic seconds of the first served request
@@ -101,11 +106,19 @@ class InferenceLoop:
         """The policy is built: workers are admitted from now on."""
         self._serving = serving
 
-    def at_rest(self, call: Callable[[], Any]) -> Future[Any]:
-        """Runs ``call`` on the loop's thread between batches: a consistent cut through what that thread owns."""
-        future: Future[Any] = Future()
+    def at_rest(self, call: Callable[[], T], timeout_seconds: float) -> T:
+        """Runs ``call`` between batches: a consistent cut through what the loop's thread owns.
+
+        On the loop's thread while it runs, on the caller's after it has ended.
+
+        Raises:
+            TimeoutError: the loop did not come to it in time.
+        """
+        future: Future[T] = Future()
         self._cuts.append((call, future))
-        return future
+        if self._ended.is_set():
+            self._run_cuts()
+        return future.result(timeout_seconds)
 
     def dismiss(self, reason: str, deadline: float) -> None:
         """Sends every worker home; the loop ends when the last has left, at the latest at ``deadline`` (monotonic)."""
@@ -128,8 +141,9 @@ class InferenceLoop:
                 self._land(source)
             if self._serving is not None:
                 self._serving.writer.submit(self._serving.roster.flush())
-            self._run_cuts()
         finally:
+            self._ended.set()
+            self._run_cuts()
             source.close()
 
     def _finished(self, source: RequestSource, dismissed: bool) -> bool:

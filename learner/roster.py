@@ -47,6 +47,7 @@ class Roster:
     Args:
         spaces: What every worker must have.
         config_hash: What every worker's must equal, where it says one.
+        largest_group: Rows that one inference batch can hold.
         assembler: Opened at admission, flushed at the end of a run.
         ledger: Books undelivered transitions and drops at the worker.
         known: What a predecessor accepted of each environment's run: empty for a new lineage.
@@ -57,6 +58,7 @@ class Roster:
         *,
         spaces: Spaces,
         config_hash: str,
+        largest_group: int,
         table: SlotTable,
         assembler: Assembler,
         ledger: Ledger,
@@ -64,6 +66,7 @@ class Roster:
     ) -> None:
         self._spaces = spaces
         self._config_hash = config_hash
+        self._largest_group = largest_group
         self.table = table
         self._assembler = assembler
         self._ledger = ledger
@@ -85,6 +88,12 @@ class Roster:
             return Refusal(f"spaces differ from the learner's: {difference}", for_good=True)
         if hello.config_hash and self._config_hash and hello.config_hash != self._config_hash:
             return Refusal("the environment section of the worker's configuration differs from the learner's", True)
+        if max(hello.groups) > self._largest_group:
+            return Refusal(
+                f"a group of {max(hello.groups)} environments does not fit an inference batch of {self._largest_group} "
+                "(learner.inference_batch, learner.slots)",
+                for_good=True,
+            )
         member = self.table.admit(event.worker, hello.worker_id, event.run, hello.groups, hello.mode == "eval")
         if member is None:
             free = self.table.capacity - self.table.used
@@ -120,14 +129,15 @@ class Roster:
         if member is not None:
             member.report = event.report
 
-    def frontier(self) -> dict[int, tuple[int, int]]:
-        """Every living environment's run and running index, for the checkpoint."""
+    def frontier(self) -> dict[int, tuple[int, int, int]]:
+        """Every living training environment's run, index where its sequence began, and last running index."""
         result = {}
         for member in self.table:
             for group in member.groups:
-                index = self._assembler.last_index(group.slots)
-                for environment, last in zip(group.environments, index, strict=True):
-                    result[int(environment)] = (member.run, int(last))
+                if not group.evaluation:
+                    base, last = self._assembler.base_index(group.slots), self._assembler.last_index(group.slots)
+                    for environment, begun, index in zip(group.environments, base, last, strict=True):
+                        result[int(environment)] = (member.run, int(begun), int(index))
         return result
 
     def flush(self) -> list[Unroll]:

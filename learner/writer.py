@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from learner.assembler import Unroll
 from pipeline.ledger import Ledger
@@ -37,7 +38,7 @@ class UnrollWriter:
     def __init__(
         self,
         make_store: Callable[[], Fifo],
-        encode: Callable[[bytes], bytes],
+        encode: Callable[[Any], bytes],
         ledger: Ledger,
         limit: int,
         space: threading.Event,

@@ -1,0 +1,149 @@
+"""From configuration and spaces to what acts and what is trained."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.algorithms.vtrace import Vtrace
+from learner.checkpoint import load_latest
+from learner.devices import Devices, choose_devices, configure_runtime
+from learner.distributions import Distribution, distribution_for
+from learner.inputs import RewardTransform
+from learner.networks.build import build_network
+from learner.networks.network import Network, named_variables, state_shapes
+from learner.policies import Acting, SplitPolicy
+from learner.policy import Policy
+from learner.trainer import Trainer
+from pipeline.config.tree import Config
+from pipeline.errors import CheckpointError
+from pipeline.spaces import Spaces
+from pipeline.unrolls import UnrollLayout
+
+log = logging.getLogger(__name__)
+
+NETWORK = "network/"  # how the trainer names the network's variables
+SMALLEST_BUCKET = 8
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A network on its devices, with the distribution of its actions and the record of its unrolls."""
+
+    config: Config
+    spaces: Spaces
+    devices: Devices
+    distribution: Distribution
+    network: Network
+    layout: UnrollLayout
+    rewards: RewardTransform
+
+    def policy(self, slots: int, seed: int) -> Acting:
+        """A policy with ``slots`` slots over the inference devices; one trace per batch bucket."""
+        names = self.devices.inference
+        each = -(-slots // len(names))
+        policies = [
+            Policy(
+                self.network,
+                self.distribution,
+                self.spaces,
+                slots=each,
+                frame_stack=self.config.environment.frame_stack,
+                padding=self.config.environment.stack_padding,
+                rewards=self.rewards,
+                buckets=buckets(min(self.config.learner.inference_batch, each)),
+                device=name,
+                seed=seed + k,
+                jit_compile=self.config.learner.jit_compile,
+            )
+            for k, name in enumerate(names)
+        ]
+        return policies[0] if len(policies) == 1 else SplitPolicy(policies)
+
+    def trainer(self) -> Trainer:
+        """The trainer of the network."""
+        environment = self.config.environment
+        return Trainer(
+            self.network,
+            self.distribution,
+            Vtrace(self.config.vtrace),
+            self.config.training.optimizer,
+            self.devices,
+            environment.frame_stack,
+            environment.stack_padding,
+            self.rewards,
+            batch_size=self.config.training.batch_size,
+            jit_compile=self.config.learner.jit_compile,
+        )
+
+
+def buckets(largest: int) -> list[int]:
+    """Batch sizes that are traced: powers of two up to ``largest``, which is one whatever it is."""
+    sizes = []
+    size = SMALLEST_BUCKET
+    while size < largest:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, largest]
+
+
+def prepare_devices(config: Config) -> Devices:
+    """Threads and devices; before anything else touches TensorFlow.
+
+    Raises:
+        ConfigError: a demanded device is missing.
+    """
+    configure_runtime(config.learner.intra_op_threads, config.learner.inter_op_threads)
+    devices = choose_devices(config.learner.inference_devices, config.learner.training_devices)
+    log.info(devices.description)
+    return devices
+
+
+def build_agent(config: Config, spaces: Spaces, devices: Devices) -> Agent:
+    """Builds the network on its devices.
+
+    Raises:
+        ConfigError: settings that do not go together.
+        SpaceError: spaces that the network or the frame stack cannot take.
+    """
+    distribution = distribution_for(spaces.action)
+    stack = config.environment.frame_stack
+    with devices.strategy.scope():
+        network = build_network(spaces, distribution, config.network, stack, config.run.seed)
+    layout = UnrollLayout(
+        unroll_length=config.training.unroll_length,
+        frame_stack=stack,
+        observation=spaces.observation,
+        action_shape=distribution.action_shape,
+        action_dtype=distribution.action_dtype,
+        behaviour_size=distribution.parameters,
+        state_shapes=state_shapes(network),
+    )
+    rewards = RewardTransform(config.vtrace.reward_scale, config.vtrace.reward_clip)
+    return Agent(config, spaces, devices, distribution, network, layout, rewards)
+
+
+def load_policy(config: Config, checkpoints: Path, slots: int, seed: int) -> tuple[Acting, Spaces, int]:
+    """The policy of the newest good checkpoint, for evaluation.
+
+    Returns:
+        The policy (warmed up), the spaces it was trained on, and its version.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint, or it is of another network.
+    """
+    found = load_latest(checkpoints)
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {checkpoints}")
+    spaces = Spaces.from_wire(found.meta["spaces"])
+    agent = build_agent(config, spaces, prepare_devices(config))
+    for name, variable in named_variables(agent.network):
+        array = found.arrays.get(NETWORK + name)
+        if array is None or tuple(array.shape) != tuple(variable.shape):
+            got = "nothing" if array is None else f"shape {tuple(array.shape)}"
+            raise CheckpointError(f"{found.path}: {name} of shape {tuple(variable.shape)} here, {got} there")
+        variable.assign(array)
+    policy = agent.policy(slots, seed)
+    policy.warm_up()
+    return policy, spaces, int(found.meta["version"])

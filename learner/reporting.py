@@ -1,0 +1,166 @@
+"""What a learner says about itself: ``summary.json``, TensorBoard and its part of ``seedmq status``. One thread.
+
+Definitions: ``agent_steps`` are trained valid transitions; ``seconds`` runs from the first environment step to the last
+update, ``startup_seconds`` before it; rates in the status are over the last interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from learner.episodes import Episodes
+from learner.inference import InferenceLoop
+from learner.prefetch import Prefetcher
+from learner.training import TrainingLoop
+from learner.writer import UnrollWriter
+from pipeline.ledger import Ledger
+from pipeline.run_dir import RunDirectory, write_json
+from pipeline.stopping import StopToken
+
+log = logging.getLogger(__name__)
+
+WAITING_SHARE = 0.5  # of an interval: the training loop waits for unrolls
+
+
+class Parts(NamedTuple):
+    """What there is to report on, once training has begun."""
+
+    inference: InferenceLoop
+    training: TrainingLoop
+    prefetcher: Prefetcher
+    writer: UnrollWriter
+    ledger: Ledger
+    episodes: Episodes
+    evaluations: Episodes
+
+
+class Before(NamedTuple):
+    """What earlier processes of the same run have behind them, from the checkpoint."""
+
+    seconds: float = 0.0
+    updates: int = 0
+
+
+class Reporter:
+    """Reports every interval, and once at the end.
+
+    Args:
+        directory: Where ``summary.json`` and ``events/`` are.
+        frame_skip: Environment frames per agent step.
+        interval_seconds: Between reports.
+        began: Monotonic seconds of the process's start.
+        stop: Ends the thread.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, frame_skip: int, interval_seconds: float, began: float, stop: StopToken
+    ) -> None:
+        self._directory = directory
+        self._frame_skip = frame_skip
+        self._interval = interval_seconds
+        self._began = began
+        self._stop = stop
+        self._last: tuple[float, int, int, float] = (time.monotonic(), 0, 0, 0.0)
+        self._status: dict[str, Any] = {"state": "waiting for the first worker"}
+        self._rates: dict[str, float] = {}
+
+    def status(self) -> dict[str, Any]:
+        """The latest report, for the broker. Any thread."""
+        return self._status
+
+    def starting(self, words: str) -> None:
+        """What the learner does before it trains."""
+        self._status = {"state": words}
+        log.info(words)
+
+    def run(self, parts: Parts, before: Before) -> None:
+        """The thread's body."""
+        writer = tf.summary.create_file_writer(str(self._directory.events))
+        with writer.as_default():
+            while not self._stop.wait(self._interval):
+                summary = self.report(parts, before, None)
+                self._write_events(summary, parts)
+        writer.close()
+
+    def report(self, parts: Parts, before: Before, stop_reason: str | None) -> dict[str, Any]:
+        """Writes ``summary.json`` and refreshes the status."""
+        summary = self.summary(parts, before, stop_reason)
+        write_json(self._directory.summary, summary)
+        self._status = {"state": "training", **summary}
+        return summary
+
+    def summary(self, parts: Parts, before: Before, stop_reason: str | None) -> dict[str, Any]:
+        training, ledger = parts.training, parts.ledger.snapshot()
+        started, updated = parts.inference.first_step, training.last_update
+        seconds = before.seconds + (max(0.0, updated - started) if started and updated else 0.0)
+        self._measure(ledger, training)
+        metrics = training.metrics.fetch() if training.metrics is not None else {}
+        return {
+            "stop_reason": stop_reason,
+            "frames": ledger["trained"] * self._frame_skip,
+            "agent_steps": ledger["trained"],
+            "seconds": seconds,
+            "startup_seconds": (started or time.monotonic()) - self._began,
+            "frames_per_second": ledger["trained"] * self._frame_skip / seconds if seconds else 0.0,
+            "agent_steps_per_second": ledger["trained"] / seconds if seconds else 0.0,
+            "environment_steps_per_second": ledger["taken"] / seconds if seconds else 0.0,
+            "updates": before.updates + training.updates,
+            "version": training.version,
+            **parts.episodes.snapshot(),
+            "evaluation": parts.evaluations.snapshot(),
+            "policy_lag_mean": training.lag.mean,
+            "policy_lag_max": training.lag.max,
+            "loss": metrics.get("loss"),
+            "metrics": metrics,
+            "rates": self._rates,
+            "queues": {
+                "writer": parts.writer.backlog,
+                "prefetched_batches": parts.prefetcher.waiting,
+            },
+            "inference": dict(parts.inference.counters),
+            "waiting_for": self._waiting_for(parts),
+            "ledger": ledger,
+        }
+
+    def _measure(self, ledger: dict[str, Any], training: TrainingLoop) -> None:
+        now, (then, trained, taken, waited) = time.monotonic(), self._last
+        elapsed = now - then
+        if elapsed < self._interval / 2:
+            return
+        self._rates = {
+            "agent_steps_per_second": (ledger["trained"] - trained) / elapsed,
+            "environment_steps_per_second": (ledger["taken"] - taken) / elapsed,
+            "training_wait_share": min(1.0, (training.wait_seconds - waited) / elapsed),
+        }
+        self._last = (now, ledger["trained"], ledger["taken"], training.wait_seconds)
+
+    def _waiting_for(self, parts: Parts) -> str | None:
+        held = parts.inference.held_back
+        if held is not None:
+            return f"workers are held back: {held}"
+        if self._rates.get("training_wait_share", 0.0) > WAITING_SHARE:
+            return "training waits for unrolls: inference and workers are slower"
+        return None
+
+    def _write_events(self, summary: dict[str, Any], parts: Parts) -> None:
+        step = summary["frames"]
+        scalars = {
+            "episodes/return_mean": summary["episode_return_mean"],
+            "episodes/length_mean": summary["episode_length_mean"],
+            "episodes/count": summary["episodes"],
+            "flow/agent_steps_per_second": self._rates.get("agent_steps_per_second"),
+            "flow/environment_steps_per_second": self._rates.get("environment_steps_per_second"),
+            "flow/training_wait_share": self._rates.get("training_wait_share"),
+            "flow/unrolls_before_the_store": parts.writer.backlog,
+            "flow/transitions_in_the_store": summary["ledger"]["waiting"]["store"],
+            "lag/mean": summary["policy_lag_mean"],
+            "lag/max": summary["policy_lag_max"],
+            **{f"training/{name}": value for name, value in summary["metrics"].items()},
+        }
+        for name, value in scalars.items():
+            if value is not None:
+                tf.summary.scalar(name, value, step=step)

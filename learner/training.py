@@ -1,0 +1,144 @@
+"""The training loop: batch, update, acknowledge, book, checkpoint. Runs on the learner's main thread.
+
+An unroll is acknowledged after the update that used it, and a checkpoint is written only between updates, when every
+applied one is acknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from learner.episodes import Episodes
+from learner.prefetch import Batch, Prefetcher
+from learner.recovery import Versions
+from learner.trainer import Metrics, Trainer
+from pipeline.ledger import Ledger
+from pipeline.stopping import StopToken
+from pipeline.store.interface import Fifo
+
+WAIT_SECONDS = 0.1
+
+
+class Limits(NamedTuple):
+    """When a run stops by itself; None means never."""
+
+    max_steps: int | None
+    max_seconds: float | None
+    solved_return: float | None
+
+
+class Lag:
+    """Policy lag of valid rows: version at the start of the consuming update minus the version that acted."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._rows = 0
+        self.max = 0
+
+    def add(self, version: int, batch: Batch) -> None:
+        self._sum += version * batch.valid - batch.version_sum
+        self._rows += batch.valid
+        self.max = max(self.max, version - batch.oldest)
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._rows if self._rows else 0.0
+
+
+class TrainingLoop:
+    """Counters of the run and the loop itself.
+
+    Args:
+        trainer: Does the updates.
+        prefetcher: Gives batches.
+        store: Acknowledges; this thread's own connection.
+        ledger: Books trained transitions.
+        episodes: Decides ``solved``.
+        limits: When to stop.
+        frame_skip: Environment frames per agent step.
+        version: Updates applied before: a resumed run goes on above the largest version ever published.
+        versions: Reserves versions before they are published.
+        checkpoint: Called between updates when one is due.
+        checkpoint_seconds: How often.
+        space: Set after each acknowledgement: there is room in the store.
+        stop: Ends the loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        prefetcher: Prefetcher,
+        store: Fifo,
+        ledger: Ledger,
+        episodes: Episodes,
+        limits: Limits,
+        frame_skip: int,
+        version: int,
+        versions: Versions,
+        checkpoint: Callable[[], None],
+        checkpoint_seconds: float,
+        space: threading.Event,
+        stop: StopToken,
+    ) -> None:
+        self._trainer = trainer
+        self._prefetcher = prefetcher
+        self._store = store
+        self._ledger = ledger
+        self._episodes = episodes
+        self._limits = limits
+        self._frame_skip = frame_skip
+        self._versions = versions
+        self._checkpoint = checkpoint
+        self._checkpoint_seconds = checkpoint_seconds
+        self._space = space
+        self._stop = stop
+        self.version = version
+        self.updates = 0  # of this process
+        self.lag = Lag()
+        self.last_update: float | None = None  # monotonic seconds
+        self.wait_seconds = 0.0
+        self.metrics: Metrics | None = None
+
+    def run(self, started: Callable[[], float | None]) -> None:
+        """Trains until the token stops.
+
+        Args:
+            started: Monotonic seconds of the first environment step, once there was one.
+        """
+        saved = time.monotonic()
+        while not self._stop.stopped:
+            began = time.monotonic()
+            batch = self._prefetcher.get(WAIT_SECONDS)
+            now = time.monotonic()
+            self.wait_seconds += now - began
+            if batch is not None:
+                self._update(batch)
+            if now - saved > self._checkpoint_seconds:
+                self._checkpoint()
+                saved = time.monotonic()
+            self._judge(started())
+
+    def _update(self, batch: Batch) -> None:
+        self.lag.add(self.version, batch)
+        frames = self._ledger.trained_total * self._frame_skip
+        self.metrics = self._trainer.update(batch.prepared, frames)
+        self._versions.reserve(self.version + 1)
+        self.version += 1
+        self._store.acknowledge(batch.items)
+        self._space.set()
+        self._ledger.trained(batch.valid)
+        self.updates += 1
+        self.last_update = time.monotonic()
+
+    def _judge(self, started: float | None) -> None:
+        limits = self._limits
+        if limits.solved_return is not None and self._episodes.solved(limits.solved_return):
+            self._stop.stop("solved")
+        elif limits.max_steps is not None and self._ledger.trained_total >= limits.max_steps:
+            self._stop.stop("max_steps")
+        elif limits.max_seconds is not None and started is not None and time.monotonic() - started > limits.max_seconds:
+            self._stop.stop("max_seconds")

@@ -1,0 +1,90 @@
+"""A restarted learner closes its predecessor's books, whatever the moment of death."""
+
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint import Checkpoint
+from learner.recovery import Cut, StoreView, Versions, checkpoint_meta, recover
+from pipeline.ledger import Ledger
+from pipeline.store.interface import StoreCounts
+
+pytestmark = pytest.mark.unit
+
+RUN = 7
+
+
+class Predecessor:
+    """One environment's transitions through a learner's books, with the store's own books beside them."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.index = self.put_total = self.acknowledged = 0
+
+    def accept(self, n: int) -> None:
+        self.index += n
+        self.ledger.arrived(n, n, 0)
+
+    def put(self, n: int) -> None:
+        self.put_total += n
+        self.ledger.moved("assembler", "store", n)
+
+    def train(self, n: int) -> None:
+        self.acknowledged += n
+        self.ledger.moved("store", "prefetch", n)
+        self.ledger.trained(n)
+
+    def view(self, epoch: str = "a") -> StoreView:
+        counts = StoreCounts(self.put_total, self.acknowledged, 0, self.put_total - self.acknowledged, 0)
+        return StoreView(epoch, counts, {5: (RUN, self.put_total)} if self.put_total else {})
+
+    def checkpoint(self) -> Checkpoint:
+        cut = Cut(self.ledger.snapshot(), {5: (RUN, 0, self.index)})
+        return Checkpoint(Path("x"), {}, checkpoint_meta(cut, self.view()))
+
+
+@pytest.mark.parametrize("accepted_after", [0, 3, 20])
+@pytest.mark.parametrize("put_after", [0, 5, 20])
+@pytest.mark.parametrize("trained_after", [0, 10])
+def test_it_closes(accepted_after: int, put_after: int, trained_after: int) -> None:
+    before = Predecessor()
+    before.accept(50)
+    before.put(40)
+    before.train(20)
+    checkpoint = before.checkpoint()
+    before.accept(accepted_after)
+    before.put(min(put_after, before.index - 40))
+    before.train(trained_after)
+    ledger = Ledger()
+    known = recover(checkpoint, before.view(), ledger)
+    # The worker comes back with its running index, one transition further.
+    gap = before.index + 1 - known[5][1]
+    ledger.missed(gap, "learner_restart")
+    got = ledger.snapshot()
+    assert got["error"] == 0
+    assert got["taken"] == before.index + 1
+    assert (got["trained"], got["rolled_back"]) == (20, trained_after)
+    assert got["waiting"] == {"assembler": 0, "store": before.put_total - before.acknowledged, "prefetch": 0}
+    assert got["dropped"] == {"learner_restart": before.index + 1 - before.put_total}
+
+
+def test_another_store_loses_what_waited() -> None:
+    before = Predecessor()
+    before.accept(50)
+    before.put(40)
+    before.train(20)
+    checkpoint = before.checkpoint()
+    ledger = Ledger()
+    empty = StoreView("b", StoreCounts(0, 0, 0, 0, 0), {})
+    assert recover(checkpoint, empty, ledger) == {5: (RUN, 50)}
+    got = ledger.snapshot()
+    assert got["error"] == 0 and got["dropped"] == {"store_lost": 20, "learner_restart": 10}
+
+
+def test_versions_are_never_published_twice(tmp_path: Path) -> None:
+    versions = Versions(tmp_path / "versions.json")
+    for version in range(1, 700):
+        versions.reserve(version)
+    assert Versions(tmp_path / "versions.json").reserved > 699
+    versions.release(699)
+    assert Versions(tmp_path / "versions.json").reserved == 700
