@@ -1,0 +1,329 @@
+"""The process that steps environments: one loop that owns the socket and the env groups.
+
+While one group waits for its actions the others step. The supervisor (``workers.supervisor``) watches it through shared
+memory; signals are its business alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import platform
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+import zmq
+
+from pipeline import logs, protocol, sockets
+from pipeline.config.load import config_hash
+from pipeline.config.tree import Config
+from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, EnvironmentFailure, ProtocolError, SeedmqError
+from pipeline.protocol import Hello
+from workers.actions import Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
+from workers.block import At, Block, Phase
+from workers.environments import make_group, seeds_of
+from workers.group import Group, NonFinite
+from workers.rows import StepRows
+from workers.session import Session
+
+log = logging.getLogger(__name__)
+
+FAULT_EXIT = 10
+POLL_SECONDS = 0.1  # how soon a stop of the supervisor is seen
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the supervisor hands to a child.
+
+    Attributes:
+        config: The configuration.
+        worker_id: Logical name of the worker.
+        run: Run id of this child's environments.
+        worker: Index that an earlier child held, or -1.
+        generation: Children before this one.
+        reports: Last words of earlier runs: run -> ``Report.to_wire()``.
+        block: Shared memory.
+        dump: File for stacks.
+        logs: Logging settings.
+        parent: The supervisor's process id.
+    """
+
+    config: Config
+    worker_id: str
+    run: int
+    worker: int
+    generation: int
+    reports: dict[str, Any]
+    block: Block
+    dump: str
+    logs: logs.Settings
+    parent: int
+
+
+def child_main(assignment: Assignment) -> NoReturn:
+    """Entry point of the spawned process; exits 0 after an orderly end."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != assignment.parent:
+        sys.exit(FAULT_EXIT)  # the supervisor died before we asked for the signal
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logs.configure(assignment.logs)
+    with open(assignment.dump, "w") as dump:
+        faulthandler.enable(dump)
+        faulthandler.register(signal.SIGUSR1, dump, all_threads=True, chain=False)
+        sys.exit(_guarded(assignment))
+
+
+def _guarded(assignment: Assignment) -> int:
+    block = assignment.block
+    try:
+        Worker(assignment).run()
+    except NonFinite as fault:
+        numbers = block.numbers
+        text = f"worker {numbers[At.WORKER]}, environment {fault.environment}, group step {numbers[At.STEP]}: {fault}"
+        block.set_error(EnvironmentFailure(text))
+        return EXIT_FAILED
+    except SeedmqError as error:
+        block.set_error(error)
+        return error.exit_code
+    except (Exception, SystemExit) as error:  # an environment may raise anything; the supervisor decides
+        where = _where(block)
+        log.error("%s: %s: %s", where, type(error).__name__, error, exc_info=True)
+        block.set_text(f"{type(error).__name__}: {error} ({where})")
+        return FAULT_EXIT
+    return EXIT_FINISHED
+
+
+def _where(block: Block) -> str:
+    numbers, phase = block.numbers, block.phase
+    place = f"environment {numbers[At.ENVIRONMENT]}" if numbers[At.ENVIRONMENT] >= 0 else f"group {numbers[At.GROUP]}"
+    return f"worker {numbers[At.WORKER]}, {place}, {phase.name.lower()}, step {numbers[At.STEP]}"
+
+
+class Worker:
+    """The loop of one child process."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._config = assignment.config
+        self._assignment = assignment
+        self._block = assignment.block
+        self._block.numbers[At.WORKER] = assignment.worker
+        self._seeds: list[Any] = []
+        self._steps = [0] * self._config.workers.groups
+        self._groups = self._make_groups()
+        self._block.numbers[At.ACTION_KIND] = ord(self._groups[0].spaces.action.numpy_dtype.char)
+        self._check_sizes()
+        self._context: sockets.Context = zmq.Context()
+        self._socket = sockets.worker_socket(self._context, self._config.broker, self._config.security)
+        self._outbox: dict[str, Send] = {}  # bounded: a key per group, and hello, heartbeat, bye
+        self._todo: deque[Step | int] = deque()  # steps, and groups to reset; bounded: each group once
+        self._finish: Finish | None = None
+        self._session = Session(
+            self._hello(),
+            self._groups[0].spaces.action.nbytes,
+            self._timing(),
+            self._report,
+            time.monotonic(),
+        )
+
+    def run(self) -> None:
+        """Runs until the session ends.
+
+        Raises:
+            SeedmqError: what the session failed with. And what environments raise.
+        """
+        try:
+            while self._finish is None:
+                self._turn()
+        finally:
+            self._socket.close()  # lingers shortly: what is taken may still get through
+        if self._finish.error is not None:
+            raise self._finish.error
+        self._block.numbers[At.DONE] = 1
+        self._block.enter(Phase.CLOSING)
+        for group in self._groups:
+            group.close()
+        self._context.term()
+
+    def _turn(self) -> None:
+        self._block.wait()
+        if self._todo:
+            self._work(self._todo.popleft())
+            timeout = 0.0
+        else:
+            timeout = min(POLL_SECONDS, max(0.0, self._session.deadline() - time.monotonic()))
+        self._receive(timeout)
+        if self._block.numbers[At.STOP] and not self._session.stopping:
+            self._perform(self._session.drain("asked to stop", time.monotonic()))
+        now = time.monotonic()
+        if now >= self._session.deadline():
+            self._perform(self._session.tick(now))
+
+    def _work(self, task: Step | int) -> None:
+        """Resets or steps one group and sends its rows, unless the worker is stopping."""
+        if self._session.stopping:
+            return
+        index = task if isinstance(task, int) else task.group
+        group, block = self._groups[index], self._block
+        block.numbers[At.GROUP], block.numbers[At.STEP] = index, self._steps[index]
+        block.numbers[At.ENVIRONMENT] = -1
+        block.numbers[At.SEED] = self._seeds[index][0]
+        if isinstance(task, int):
+            block.enter(Phase.RESET)
+            rows = self._counted(index, group.reset, self._seeds[index])
+        else:
+            block.set_action(task.actions)
+            block.enter(Phase.STEP)
+            rows = self._counted(index, group.step, task.actions)
+        block.wait()
+        self._steps[index] += 1
+        self._publish()
+        buffers = [rows.records, *rows.leaves]
+        self._perform(self._session.stepped(index, len(rows.records), group.n, buffers, time.monotonic()))
+
+    def _counted(self, index: int, call: Callable[[Any], StepRows], argument: Any) -> StepRows:
+        """Calls into a group; a value that is not finite is named by the environment's offset within the worker."""
+        try:
+            return call(argument)
+        except NonFinite as error:
+            raise error.shifted(index * self._groups[index].n) from error
+
+    def _receive(self, timeout: float) -> None:
+        """Sends what waits and takes what has come, waiting at most ``timeout`` seconds for either."""
+        self._flush()
+        if timeout > 0:
+            events = zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0)
+            if not self._socket.poll(max(1, int(timeout * 1000)), events):
+                return
+            self._flush()
+        for _ in range(sockets.WORKER_QUEUE):
+            try:
+                frames = self._socket.recv_multipart(copy=True)
+            except zmq.Again:
+                return
+            try:
+                message = protocol.decode(frames)
+            except ProtocolError as error:
+                log.warning("ignored a message that is not of the protocol: %s", error)
+                continue
+            self._perform(self._session.received(message, time.monotonic()))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send():
+                    self._outbox[action.key] = action
+                case Step():
+                    self._todo.append(action)
+                case Begin():
+                    self._block.numbers[At.WELCOMED], self._block.numbers[At.WORKER] = 1, action.worker
+                    self._begin(action)
+                case Reconnect():
+                    self._outbox.clear()
+                    self._socket.close(linger=0)
+                    self._socket = sockets.worker_socket(self._context, self._config.broker, self._config.security)
+                case Say():
+                    log.log(getattr(logging, action.level.upper()), "%s", action.text)
+                case Finish():
+                    self._finish = action
+                    self._block.numbers[At.BYE] = action.booked
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what waits, in order, until the socket takes no more."""
+        while self._outbox:
+            key = next(iter(self._outbox))
+            message = self._outbox[key]
+            # Small frames are copied anyhow; large ones may be read, and stay as they are, until their ACTIONS come.
+            try:
+                self._socket.send_multipart([message.head, *message.buffers], copy=message.again)
+            except zmq.Again:
+                return
+            del self._outbox[key]
+
+    def _begin(self, lease: Begin) -> None:
+        offset = 0
+        for index, group in enumerate(self._groups):
+            self._seeds.append(seeds_of(lease.seed, lease.worker, offset, group.n, self._assignment.generation))
+            offset += group.n
+            self._todo.append(index)
+
+    def _publish(self) -> None:
+        numbers, rows = self._block.numbers, [group.rows for group in self._groups]
+        numbers[At.TAKEN] = sum(counts.taken for counts in rows)
+        numbers[At.MASKED] = sum(counts.masked for counts in rows)
+        numbers[At.DROPPED] = sum(counts.dropped for counts in rows)
+        numbers[At.NON_FINITE] = sum(group.non_finite for group in self._groups)
+
+    def _report(self) -> protocol.Report:
+        return self._block.report()
+
+    def _make_groups(self) -> list[Group]:
+        self._block.enter(Phase.MAKING)
+        section = self._config.workers
+        n = section.envs // section.groups
+        threads = max(1, len(os.sched_getaffinity(0)) // max(1, section.count))
+        return [make_group(self._config.environment, n, threads, self._marker(g, g * n)) for g in range(section.groups)]
+
+    def _marker(self, group: int, offset: int) -> Any:
+        numbers, making = self._block.numbers, self._seeds
+
+        def mark(index: int, resets: bool) -> None:
+            numbers[At.GROUP], numbers[At.ENVIRONMENT] = group, offset + index
+            if making:
+                numbers[At.SEED] = making[group][index]
+            # Each environment has the whole timeout for itself.
+            self._block.enter(Phase.RESET if resets else Phase.STEP)
+
+        return mark
+
+    def _check_sizes(self) -> None:
+        """Raises ConfigError where a message would be refused by the broker's socket."""
+        n, limit = self._groups[0].n, self._config.broker.max_message_bytes
+        for leaf in self._groups[0].spaces.observation:
+            if 2 * n * leaf.nbytes > limit:
+                raise ConfigError(
+                    f"observation {leaf.path!r}: up to 2 x {n} x {leaf.nbytes} bytes in a message exceed "
+                    f"broker.max_message_bytes = {limit}: use more workers.groups, or raise it"
+                )
+
+    def _hello(self) -> Hello:
+        assignment, section = self._assignment, self._config.workers
+        return Hello(
+            worker_id=assignment.worker_id,
+            run=assignment.run,
+            mode=section.mode,
+            spaces=self._groups[0].spaces.to_wire(),
+            groups=[group.n for group in self._groups],
+            config_hash=config_hash(self._config),
+            worker=assignment.worker,
+            reports=assignment.reports,
+            info={
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "python": platform.python_version(),
+                "gymnasium": gymnasium.__version__,
+                "numpy": np.__version__,
+            },
+        )
+
+    def _timing(self) -> Timing:
+        drain = self._config.run.drain_timeout_seconds
+        return Timing(
+            reply=self._config.workers.reply_timeout_seconds,
+            connect=self._config.workers.connect_timeout_seconds,
+            replies_drain=0.5 * drain,
+            goodbye=0.3 * drain,
+            heartbeat=self._config.broker.heartbeat_seconds,
+        )

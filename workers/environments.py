@@ -1,0 +1,174 @@
+"""Makes the vector environment of one env group: its own vectorized version where there is one, else gymnasium's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from pipeline.config.tree import EnvironmentSection
+from pipeline.errors import ConfigError, MissingExtraError
+from pipeline.rows import environment_id
+from workers.group import Group
+from workers.watched import Mark, Watched
+
+ATARI_INSTALL = 'pip install "seedmq[atari]"'
+ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
+ATARI_SINGLE = "ale_py.env:AtariEnv"
+SEED_BITS = 31
+SEED_STRIDE = 0x9E3779B1  # odd: multiplying by it permutes the seeds
+
+
+def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark | None = None) -> Group:
+    """A group of ``n`` environments, not yet reset.
+
+    Args:
+        section: The environment's settings.
+        n: Environments.
+        threads: Most threads of a natively vectorized environment that has its own.
+        mark: Called with the index of the single environment that is about to be reset or stepped, where known.
+
+    Raises:
+        ConfigError: an unknown id, module or wrapper, arguments that the environment does not take, or a vectorization
+            that it does not have. MissingExtraError: a package is missing; the message has the install line.
+        SpaceError: spaces that seedmq does not support.
+    """
+    spec = _spec(section.id)
+    try:
+        native = _is_native(section, spec)
+        group = _native(section, spec, n, threads) if native else _sync(section, spec, n, mark)
+    except TypeError as error:
+        raise ConfigError(f"environment.kwargs = {section.kwargs}: {section.id} does not take them: {error}") from error
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"environment.id = {section.id}: {error}") from error
+    group.drop_non_finite = section.non_finite == "drop"
+    return group
+
+
+def seeds_of(run_seed: int, worker: int, offset: int, n: int, generation: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
+    """Seeds of ``n`` environments of a worker from ``offset`` on: int64 ``[n]``, below 2^31.
+
+    Distinct for all environments of a run (environment ids below 2^31); ``generation`` counts the worker's restarts,
+    so that environments made anew do not repeat what they did before.
+    """
+    base = int(np.random.SeedSequence([run_seed, generation]).generate_state(1)[0])
+    ids = environment_id(worker, offset) + np.arange(n, dtype=np.int64)
+    seeds: np.ndarray[Any, np.dtype[Any]] = (base + ids * SEED_STRIDE) % 2**SEED_BITS
+    return seeds
+
+
+def load(path: str, key: str) -> Any:
+    """What ``package.module:name`` names.
+
+    Raises:
+        ConfigError: no such module or name.
+    """
+    module, separator, attribute = path.partition(":")
+    if not separator:
+        raise ConfigError(f"{key} = {path}: not an import path (package.module:name)")
+    value = _import(module, key, path)
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise ConfigError(f"{key} = {path}: module {module} has no {attribute}")
+        value = getattr(value, part)
+    return value
+
+
+def _import(module: str, key: str, value: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "ale_py":
+            raise MissingExtraError(f"{key} = {value} needs ale-py: {ATARI_INSTALL}") from error
+        raise ConfigError(f"{key} = {value}: module {error.name} cannot be imported ({error})") from error
+
+
+def _spec(environment: str) -> Any:
+    module, separator, bare = environment.rpartition(":")
+    if separator:
+        _import(module, "environment.id", environment)
+    if bare.startswith("ALE/"):
+        _import("ale_py", "environment.id", environment)
+    try:
+        return gymnasium.spec(bare)
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"environment.id = {environment}: {error}") from error
+
+
+def _is_native(section: EnvironmentSection, spec: Any) -> bool:
+    has_one = spec.vector_entry_point is not None
+    if section.vectorization == "native":
+        if section.wrappers:
+            raise ConfigError("environment.wrappers cannot be applied to environment.vectorization = native")
+        if not has_one:
+            raise ConfigError(f"environment.vectorization = native: {section.id} has no vector version")
+        return True
+    if section.vectorization == "sync" or section.wrappers:
+        return False
+    return has_one and (_importable(spec.vector_entry_point) or spec.entry_point is None)
+
+
+def _importable(entry_point: Any) -> bool:
+    """Some ids name a vector version that needs a package (jax) which is not there: the single version will do."""
+    if callable(entry_point):
+        return True
+    try:
+        importlib.import_module(str(entry_point).partition(":")[0])
+    except ImportError:
+        return False
+    return True
+
+
+def _native(section: EnvironmentSection, spec: Any, n: int, threads: int) -> Group:
+    if spec.vector_entry_point == ATARI_VECTOR:
+        return _atari(section, spec, n, threads)
+    vector = gymnasium.make_vec(spec, num_envs=n, vectorization_mode="vector_entry_point", **section.kwargs)
+    return Group(vector, seed_style="int", resets_some=vector.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
+
+
+def _atari(section: EnvironmentSection, spec: Any, n: int, threads: int) -> Group:
+    """ALE's C++ version: grey 84 x 84 single frames, true rewards, no FIRE pressed, unless ``kwargs`` say otherwise."""
+    for name, instead in (("stack_num", "frame_stack"), ("frameskip", "frame_skip")):
+        if name in section.kwargs:
+            raise ConfigError(f"environment.kwargs.{name}: set environment.{instead}, or it would be applied twice")
+    defaults: dict[str, Any] = {
+        "reward_clipping": False,
+        "use_fire_reset": False,
+        "max_num_frames_per_episode": spec.kwargs["max_num_frames_per_episode"],
+        "full_action_space": spec.kwargs["full_action_space"],
+        "num_threads": max(1, min(n, threads)),
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
+    vector = load(ATARI_VECTOR, "environment.id")(
+        spec.kwargs["game"], n, stack_num=1, frameskip=section.frame_skip, **(defaults | section.kwargs)
+    )
+    shape = vector.single_observation_space.shape[1:]  # no stack axis
+    space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    return Group(vector, seed_style="array", resets_some=True, observation_space=space)
+
+
+def _sync(section: EnvironmentSection, spec: Any, n: int, mark: Mark | None) -> Group:
+    kwargs = dict(section.kwargs)
+    mode = AutoresetMode(kwargs.pop("autoreset_mode", AutoresetMode.NEXT_STEP))
+    if spec.entry_point == ATARI_SINGLE:
+        kwargs.setdefault("frameskip", section.frame_skip)
+    wrappers = [load(path, "environment.wrappers") for path in section.wrappers]
+
+    def make(index: int) -> Callable[[], Any]:
+        def one() -> Any:
+            if mark is not None:
+                mark(index, True)
+            environment = gymnasium.make(spec, **kwargs)
+            for wrapper in wrappers:
+                environment = wrapper(environment)
+            return Watched(environment, index, mark)
+
+        return one
+
+    vector: VectorEnv[Any, Any, Any] = SyncVectorEnv([make(i) for i in range(n)], copy=False, autoreset_mode=mode)
+    return Group(vector, seed_style="list", resets_some=True)

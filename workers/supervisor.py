@@ -1,0 +1,235 @@
+"""A worker: a supervisor and one spawned child that steps environments.
+
+The supervisor runs no environment code, so nothing an environment does can stop it: it sees through shared memory how
+long the child has been where it is, has a stuck stack written by faulthandler (a C signal handler, so it works while
+C code holds the GIL), kills the child and starts another, within a budget.
+
+Stop order: the stop token asks the child to drain (deliver, BYE, GOODBYE); what is left after
+``run.drain_timeout_seconds`` is killed, and its last counters are told to the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import platform
+import random
+import secrets
+import signal
+import tempfile
+import time
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline import logs
+from pipeline.config.tree import Config
+from pipeline.errors import EXIT_FINISHED, EnvironmentFailure, SeedmqError
+from pipeline.protocol import Report
+from pipeline.stopping import StopToken
+from workers.block import At, Block, Phase
+from workers.child import Assignment, child_main
+from workers.farewell import say_bye
+from workers.restarts import RestartBudget
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+DUMP_SECONDS = 2.0
+MAX_REPORTS = 32
+
+
+class Fault(NamedTuple):
+    """Why a child ended that should not have: ``env_errors`` or ``env_hangs``, and in words."""
+
+    kind: str
+    message: str
+
+
+def supervise(config: Config, stop: StopToken) -> int:
+    """Runs one worker until the learner dismisses it, the token stops it, or it fails for good.
+
+    Must be called by a thread that lives as long as the worker: the child dies with it.
+
+    Returns:
+        The exit code: 0 after an orderly end (also after a stop), else that of the error, which is logged.
+    """
+    supervisor = Supervisor(config, stop)
+    try:
+        supervisor.run()
+    except SeedmqError as error:
+        log.error("worker %s: %s", supervisor.worker_id, error)
+        return error.exit_code
+    return EXIT_FINISHED
+
+
+class Supervisor:
+    """See the module's docstring. ``env_hangs`` and ``env_errors`` count faults over all children."""
+
+    def __init__(self, config: Config, stop: StopToken) -> None:
+        self.worker_id = config.workers.id or f"{platform.node()}-{os.getpid()}"
+        self.env_hangs = 0
+        self.env_errors = 0
+        self._config = config
+        self._stop = stop
+        self._context = multiprocessing.get_context("spawn")
+        self._budget = RestartBudget(config.environment.fault_budget)
+        self._worker = -1
+        self._generation = 0
+        self._reports: dict[int, Report] = {}  # last words of dead runs that the broker has not heard
+
+    def run(self) -> None:
+        """Starts children until one ends in order.
+
+        Raises:
+            EnvironmentFailure: more faults than the budget, or a value that is not finite; the message is the original.
+            ConfigError, UnreachableError, ComponentError: what the child failed with.
+        """
+        with tempfile.TemporaryDirectory(prefix="seedmq-worker-") as folder:
+            try:
+                while not self._stop.stopped:
+                    fault = self._child(Path(folder) / "stacks.txt")
+                    if fault is None:
+                        return
+                    self._recover(fault)
+            finally:
+                say_bye(self._config, self._reports)
+
+    def _recover(self, fault: Fault) -> None:
+        delay = self._budget.fault(time.monotonic(), random.random())
+        if delay is None:
+            budget = self._config.environment.fault_budget
+            raise EnvironmentFailure(
+                f"environment.fault_budget = {budget} faults in ten minutes is spent: {fault.message}"
+            )
+        log.warning("worker %s: %s; starting anew in %.1f s", self.worker_id, fault.message, delay)
+        self._generation += 1
+        self._stop.wait(delay)
+
+    def _child(self, dump: Path) -> Fault | None:
+        """One child from start to end; None after an orderly one."""
+        run, block = secrets.randbits(62) + 1, Block(self._context)
+        assignment = Assignment(
+            config=self._config,
+            worker_id=self.worker_id,
+            run=run,
+            worker=self._worker,
+            generation=self._generation,
+            reports={str(dead): report.to_wire() for dead, report in self._reports.items()},
+            block=block,
+            dump=str(dump),
+            logs=logs.current(),
+            parent=os.getpid(),
+        )
+        process = self._context.Process(target=child_main, args=(assignment,), name="seedmq-environments")
+        process.start()
+        try:
+            fault = self._watch(process, block, dump)
+        finally:
+            process.kill()
+            process.join(5.0)
+        return self._settle(run, block, fault)
+
+    def _watch(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
+        """Until the child ends or is to be killed."""
+        kill_at: float | None = None
+        suspect = -1
+        while not connection.wait([process.sentinel], POLL_SECONDS):
+            now = time.monotonic()
+            if self._stop.stopped and kill_at is None:
+                block.numbers[At.STOP] = 1
+                kill_at = now + self._config.run.drain_timeout_seconds
+            if kill_at is not None and now >= kill_at:
+                log.warning("worker %s: not drained in time (%s): killed", self.worker_id, self._place(block))
+                return None
+            since = block.numbers[At.SINCE]
+            if now - block.since_seconds <= self._timeout(block.phase):
+                continue
+            if suspect == since:  # seen twice, so it is no half-written pair of time and phase
+                return self._hung(process, block, dump)
+            suspect = since
+        return self._ended(process, block, dump)
+
+    def _timeout(self, phase: Phase) -> float:
+        environment = self._config.environment
+        slow = phase in (Phase.MAKING, Phase.RESET)
+        return environment.reset_timeout_seconds if slow else environment.step_timeout_seconds
+
+    def _hung(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
+        seconds = time.monotonic() - block.since_seconds
+        stack = self._stack(process, dump)
+        message = f"hung for {seconds:.1f} s in {self._place(block)}"
+        log.error("worker %s: %s; its stack:\n%s", self.worker_id, message, stack)
+        self.env_hangs += 1
+        # All is delivered and booked when environments are closed: there is nothing to start anew for.
+        return None if block.numbers[At.DONE] else Fault("env_hangs", message)
+
+    def _ended(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
+        process.join(5.0)
+        if block.numbers[At.DONE]:
+            return None
+        error, text = block.error(), block.text()
+        if error is not None:
+            raise error
+        if not text:
+            code = process.exitcode or 0
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            text = f"the process ended with {how} in {self._place(block)}"
+            if stack := _read(dump):
+                log.error("worker %s: %s; its stack:\n%s", self.worker_id, text, stack)
+        self.env_errors += 1
+        return Fault("env_errors", text)
+
+    def _settle(self, run: int, block: Block, fault: Fault | None) -> Fault | None:
+        """Keeps what a next child needs: the lease, and the last words that are still to be said."""
+        if block.numbers[At.WELCOMED]:
+            self._reports.clear()  # they were in its HELLO
+        self._worker = int(block.numbers[At.WORKER])
+        if not block.numbers[At.BYE]:
+            faults = {} if fault is None else {fault.kind: 1}
+            self._reports[run] = block.report(faults, "" if fault is None else fault.message)
+        while len(self._reports) > MAX_REPORTS:  # at most one of them took steps
+            del self._reports[min(self._reports, key=lambda dead: self._reports[dead].taken)]
+        return fault
+
+    def _stack(self, process: SpawnProcess, dump: Path) -> str:
+        """Asks the child for its stacks."""
+        before = len(_read(dump))
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + DUMP_SECONDS
+        text = ""
+        while time.monotonic() < deadline:
+            ended = connection.wait([process.sentinel], POLL_SECONDS)
+            last, text = text, _read(dump)[before:]
+            if ended or (text and text == last):
+                break
+        return text or "(no stack came)"
+
+    def _place(self, block: Block) -> str:
+        """Where the child is: environment, step, seed and last action."""
+        numbers = block.numbers
+        one = numbers[At.ENVIRONMENT] >= 0
+        place = f"environment {numbers[At.ENVIRONMENT]}" if one else f"group {numbers[At.GROUP]}"
+        words = f"{block.phase.name.lower()} of {place} (worker {numbers[At.WORKER]}, group {numbers[At.GROUP]})"
+        if block.phase not in (Phase.RESET, Phase.STEP):
+            return words
+        return f"{words}, step {numbers[At.STEP]}, seed {numbers[At.SEED]}, last actions {_words(block)}"
+
+
+def _words(block: Block) -> str:
+    """The last actions as bytes, or as numbers where they have 8 or 4 bytes each."""
+    data, kind = block.action(), chr(block.numbers[At.ACTION_KIND] or ord("B"))
+    values = np.frombuffer(data[: len(data) - len(data) % np.dtype(kind).itemsize], kind)
+    return str(values[:64].tolist())
+
+
+def _read(dump: Path) -> str:
+    try:
+        return dump.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""  # the child did not come so far
