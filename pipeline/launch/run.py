@@ -55,6 +55,8 @@ from pipeline.run_dir import RunDirectory, write_json, write_text
 from pipeline.store.embedded import EmbeddedServer
 
 TICK_SECONDS = 0.25
+MARGIN_SECONDS = 1.0
+"""A learner that uses the whole of ``run.drain_timeout_seconds`` still ends by itself."""
 LONGEST_FOLDER_BYTES = 70
 """Of 107 that a socket path may have."""
 _SHOWN_LINES = 8
@@ -83,7 +85,9 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
         endpoint = config.broker.connect or config.broker.bind
         write_json(directory.endpoints, {"broker": endpoint, "keys": config.security.keys, "pid": os.getpid()})
         children = Children(_commands(config, directory, folder), child_environment(os.environ), directory.logs, store)
-        supervisor = Supervisor(_budgets(config, store is not None), config.run.drain_timeout_seconds, _jitter, resume)
+        supervisor = Supervisor(
+            _budgets(config, store is not None), config.run.drain_timeout_seconds + MARGIN_SECONDS, _jitter, resume
+        )
         launch = _Launch(config, directory, children, supervisor)
         try:
             return launch.until_finished(signals)

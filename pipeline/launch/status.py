@@ -1,0 +1,143 @@
+"""``seedmq status``: asks a broker who waits for whom, or says how a run ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import zmq
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pipeline.config.tree import BrokerSection, SecuritySection
+from pipeline.errors import EXIT_FINISHED, ConfigError, ProtocolError, UnreachableError
+from pipeline.launch import status_text
+from pipeline.protocol import Kind, decode, encode, fields_of
+from pipeline.run_dir import RunDirectory
+from pipeline.sockets import worker_socket
+from pipeline.stopping import StopToken, install_signal_handlers
+
+ANSWER_SECONDS = 5.0
+WATCH_SECONDS = 1.0
+
+Status = dict[str, Any]
+
+
+def show(run_dir: Path | None, broker: str | None, keys: str | None, watch: bool, as_json: bool) -> int:
+    """Prints the status of a run or a broker.
+
+    Args:
+        run_dir: of a run; without it and ``broker`` the newest run under ``runs/``.
+        broker: worker-facing endpoint to ask instead.
+        keys: directory of CURVE keys for ``broker``.
+        watch: go on until interrupted, or until the run has ended.
+        as_json: print the mapping as JSON, with ``watch`` a line each time.
+
+    Returns:
+        0, also where the run has ended: then its last summary is shown.
+
+    Raises:
+        ConfigError: no run there, a bad endpoint or keys.
+        UnreachableError: nobody answers (without ``watch``).
+    """
+    read = _broker_reader(broker, keys) if broker else _run_reader(run_dir, keys)
+    if watch:
+        return _watch(read, as_json)
+    status = read()
+    if as_json:
+        click.echo(json.dumps(status))
+    else:
+        Console().print(status_text.render(status))
+    return EXIT_FINISHED
+
+
+def ask(endpoint: str, security: SecuritySection, timeout_seconds: float = ANSWER_SECONDS) -> Status:
+    """One STATUS and its reply.
+
+    Raises:
+        ConfigError: the endpoint is malformed, or off the loopback without keys.
+        UnreachableError: no connection or no answer in time.
+        ProtocolError: the answer is none.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        socket = worker_socket(context, BrokerSection(bind=endpoint), security)
+        try:
+            if not socket.poll(int(timeout_seconds * 1000), zmq.POLLOUT):
+                raise UnreachableError(f"no broker answers at {endpoint} within {timeout_seconds:g} s")
+            socket.send(encode(Kind.STATUS))
+            if not socket.poll(max(0, int((deadline - time.monotonic()) * 1000)), zmq.POLLIN):
+                raise UnreachableError(f"the broker at {endpoint} took the question and gave no answer in time")
+            message = decode(socket.recv_multipart())
+        except zmq.Again as error:
+            raise UnreachableError(f"the connection to {endpoint} was lost") from error
+        finally:
+            socket.close(linger=0)
+    finally:
+        context.term()
+    if message.kind is not Kind.STATUS_REPLY:
+        raise ProtocolError(f"{endpoint} answers STATUS with {message.kind.name}")
+    status: Status = fields_of(message, dict)[0]
+    return status
+
+
+def _broker_reader(endpoint: str, keys: str | None) -> Callable[[], Status]:
+    return lambda: ask(endpoint, SecuritySection(keys=keys))
+
+
+def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
+    directory = RunDirectory.newest() if run_dir is None else RunDirectory.open(run_dir)
+    security = directory.read_config().security
+    if keys is not None:
+        security = security.model_copy(update={"keys": keys})
+
+    def read() -> Status:
+        ended = _ended(directory)
+        if ended is not None:
+            return ended
+        endpoints = directory.read_endpoints()
+        if endpoints is None:
+            raise ConfigError(f"{directory.path} names no broker to ask: give it with --broker")
+        try:
+            return {"run_directory": str(directory.path), **ask(str(endpoints["broker"]), security)}
+        except UnreachableError:
+            # It may have ended while we asked.
+            ended = _ended(directory)
+            if ended is None:
+                raise
+            return ended
+
+    return read
+
+
+def _ended(directory: RunDirectory) -> Status | None:
+    summary = directory.read_summary()
+    if summary is None or summary.get("stop_reason") is None:
+        return None
+    return {"run_directory": str(directory.path), "ended": summary["stop_reason"], "summary": summary}
+
+
+def _watch(read: Callable[[], Status], as_json: bool) -> int:
+    stop = StopToken()
+    install_signal_handlers(stop)
+    with Live(console=Console(), auto_refresh=False) as live:
+        while not stop.stopped:
+            try:
+                status = read()
+                shown = status_text.render(status)
+            except UnreachableError as error:
+                status, shown = {"error": str(error)}, Text(str(error), style="red")
+            if as_json:
+                click.echo(json.dumps(status))
+            else:
+                live.update(shown, refresh=True)
+            if "ended" in status:
+                break
+            stop.wait(WATCH_SECONDS)
+    return EXIT_FINISHED

@@ -1,0 +1,150 @@
+"""The status mapping as text for a terminal. What comes over the network is printed as text, never as control codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+MAX_ROWS = 40
+
+Status = Mapping[str, Any]
+
+
+def render(status: Status) -> RenderableType:
+    """A run's or broker's status, or the end of a run."""
+    if "ended" in status:
+        head = Text(f"{status['run_directory']} has ended: {status['ended']}", style="bold")
+        return Group(head, _figures(_mapping(status.get("summary"))))
+    learner = _mapping(status.get("learner"))
+    parts: list[RenderableType] = [_head(status), _waiting(status, learner), _learners(status), _workers(status)]
+    if learner:
+        parts.append(_figures(learner))
+    return Group(*parts)
+
+
+def who_waits(status: Status) -> list[str]:
+    """Who waits for whom, in sentences; empty where nobody has to."""
+    waits = []
+    learner = _mapping(status.get("learner"))
+    if not _items(status.get("learners")):
+        waits.append("workers wait for a learner: none is connected")
+    for one in _items(status.get("learners")):
+        if one.get("silent"):
+            waits.append(f"learner {clean(one.get('learner'))} is silent")
+        if one.get("held_back"):
+            waits.append(f"workers are held back: {clean(one['held_back'])}")
+        if one.get("pending_rows"):
+            oldest = _seconds(one.get("oldest_wait_seconds"))
+            waits.append(f"{one['pending_rows']} rows wait for inference, the oldest for {oldest}")
+    if not _items(status.get("workers")):
+        waits.append("the learner waits for workers: none is connected")
+    if learner.get("waiting_for"):
+        waits.append(clean(learner["waiting_for"]))
+    return list(dict.fromkeys(waits))
+
+
+def clean(value: Any) -> str:
+    """Text without control codes."""
+    return "".join(c if c.isprintable() else "?" for c in str("" if value is None else value))
+
+
+def _head(status: Status) -> Text:
+    text = Text()
+    if "run_directory" in status:
+        text.append(f"{clean(status['run_directory'])}  ")
+    text.append(f"broker {clean(status.get('broker'))}, {status.get('workers_total', 0)} workers", style="bold")
+    if status.get("draining"):
+        text.append(f", draining: {clean(status['draining'])}", style="yellow")
+    return text
+
+
+def _waiting(status: Status, learner: Status) -> Text:
+    waits = who_waits(status)
+    state = clean(learner.get("state"))
+    return Text("\n".join([*([f"learner: {state}"] if state else []), *waits]), style="yellow" if waits else "")
+
+
+def _learners(status: Status) -> Table:
+    table = _table("learner", "slots", "credit", "pending requests", "pending rows", "heard")
+    for one in _items(status.get("learners")):
+        _row(
+            table,
+            clean(one.get("learner")),
+            f"{clean(one.get('slots_used'))}/{clean(one.get('slots'))}",
+            clean(one.get("credit_rows")),
+            clean(one.get("pending_requests")),
+            clean(one.get("pending_rows")),
+            _seconds(one.get("heard_seconds_ago")),
+        )
+    return table
+
+
+def _workers(status: Status) -> Table:
+    table = _table("worker", "id", "host", "mode", "envs", "state", "waiting", "heard", "taken", "faults", "last fault")
+    workers = _items(status.get("workers"))
+    for one in workers[:MAX_ROWS]:
+        report = _mapping(one.get("report"))
+        state = " ".join(clean(one.get(name)) for name in ("state", "reason")).strip()
+        _row(
+            table,
+            clean(one.get("worker")),
+            clean(one.get("worker_id")),
+            clean(one.get("host")),
+            clean(one.get("mode")),
+            clean(one.get("environments")),
+            state,
+            clean(one.get("outstanding")),
+            _seconds(one.get("heard_seconds_ago")),
+            clean(report.get("taken")),
+            ", ".join(f"{clean(kind)} {number}" for kind, number in _mapping(report.get("faults")).items()),
+            clean(report.get("message")),
+        )
+    if len(workers) > MAX_ROWS:
+        _row(table, "...", f"{len(workers) - MAX_ROWS} more")
+    return table
+
+
+def _figures(figures: Status) -> Table:
+    """The learner's figures, mappings within them flattened to one line each."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in figures.items():
+        if name == "state" or value is None or value == {}:
+            continue
+        table.add_row(Text(clean(name), style="bold"), Text(_value(value)))
+    return table
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{clean(name)} {_value(one)}" for name, one in value.items())
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if type(value) is int else clean(value)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    """As text: what looks like markup stays as it is."""
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def _seconds(value: Any) -> str:
+    return f"{value:.1f} s" if isinstance(value, (int, float)) else "-"
+
+
+def _mapping(value: Any) -> Status:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: Any) -> list[Status]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
