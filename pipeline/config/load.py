@@ -27,6 +27,8 @@ DEFAULT, FILE, SET = "default", "file", "--set"
 _VERSIONS = "versions"
 _NEVER_SHOWN = frozenset({"store.url"})
 """Values that may hold a secret by mistake: left out of messages."""
+_SHOWN_CHARACTERS = 200
+"""How much of a refused value a message repeats."""
 _AGREED = ("id", "kwargs", "wrappers", "vectorization", "frame_stack", "stack_padding", "frame_skip")
 """Keys of ``environment`` that learner and workers must agree on; time limits and budgets may differ per worker."""
 
@@ -161,7 +163,7 @@ def _flatten(tree: Mapping[str, Any], prefix: schema.Path, source: Path) -> Iter
         if path in schema.sections():
             # A section whose keys are all commented out reads as nothing.
             if not isinstance(value, dict) and value is not None:
-                raise ConfigError(f"{'.'.join(path)} = {value!r}: a section, not a value (from file {source})")
+                raise ConfigError(f"{'.'.join(path)} = {_short(value)}: a section, not a value (from file {source})")
             yield from _flatten(value or {}, path, source)
         else:
             yield from _spread(path, value)
@@ -208,7 +210,7 @@ def _parse_value(path: schema.Path, text: str, origin: str) -> Any:
     except ValueError as error:
         if textual:
             return text
-        raise ConfigError(f"{'.'.join(path)} = {text!r}: no YAML value: {error} (from {origin})") from error
+        raise ConfigError(f"{'.'.join(path)} = {_short(text)}: no YAML value: {error} (from {origin})") from error
     return text if textual and not isinstance(value, str | None) else value
 
 
@@ -236,8 +238,13 @@ def _explain(detail: ErrorDetails, entries: Entries, source: Path) -> str:
         return f"{key}: required, but set nowhere"
     if kind == "value_error" and path not in schema.leaves():
         return _explain_combination(key, reason, entries, source)
-    value = "" if key in _NEVER_SHOWN else f" = {detail['input']!r}"
+    value = "" if key in _NEVER_SHOWN else f" = {_short(detail['input'])}"
     return f"{key}{value}: {reason} ({_from(path, entries, source)})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _explain_combination(key: str, reason: str, entries: Entries, source: Path) -> str:

@@ -87,8 +87,8 @@ def sections() -> frozenset[Path]:
 
 def leaf_at(path: Path) -> Leaf | None:
     """The setting at ``path``, or the mapping that ``path`` points into, or None."""
-    if path in leaves():
-        return leaves()[path]
+    if path in leaves() or not all(path):
+        return leaves().get(path)
     return next((leaf for leaf in leaves().values() if leaf.mapping and path[: len(leaf.path)] == leaf.path), None)
 
 

@@ -154,6 +154,7 @@ def test_a_combination_names_the_variable_it_comes_from(tmp_path: Path) -> None:
         ("run.seed.x=1", "unknown key run.seed.x (did you mean run.seed?)"),
         ("vtrace.lambda_=1", "unknown key vtrace.lambda_ (did you mean vtrace.lambda?)"),
         ("versions.seedmq=1", "unknown key versions.seedmq"),
+        ("environment.kwargs.=1", "unknown key environment.kwargs. (did you mean environment.kwargs?)"),
         ("run.seed=[1", "run.seed = '[1': no YAML value: line 1"),
         ("run.seed=x", "run.seed = 'x': Input should be a valid integer (from --set)"),
         ("run.seed=", "run.seed = None: Input should be a valid integer (from --set)"),
@@ -217,6 +218,12 @@ def test_an_unknown_key_in_versions_is_not_looked_at(tmp_path: Path) -> None:
 
 def test_a_nested_versions_key_is_unknown(tmp_path: Path) -> None:
     assert "unknown key run.versions" in refusal(write(tmp_path, MINIMAL + "run: {versions: {}}\n"))
+
+
+def test_long_values_are_cut(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path, MINIMAL), ("run.seed=" + "x" * 10_000,))
+    assert message.endswith("xxx...: Input should be a valid integer (from --set)")
+    assert len(message) < 300
 
 
 def test_messages_name_keys_by_dots(tmp_path: Path) -> None:
