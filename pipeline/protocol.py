@@ -42,7 +42,7 @@ class Kind(IntEnum):
     UNKNOWN = 24  # run: the broker does not know this run (it restarted, or the lease ran out): say HELLO again
     DRAIN = 25  # run, reason: stop stepping, deliver what is taken, say BYE, exit 0
     # learner -> broker
-    READY = 33  # {"learner": name, "epoch": int, "slots": n}: also the learner's heartbeat
+    READY = 33  # see pipeline.routing.learners.Ready: also the learner's heartbeat
     CREDIT = 34  # rows: how many more rows the inference loop can take
     REPLIES = 35  # [[worker, run, group, sequence], ...]; one frame each
     ADMIT = 36  # worker, run
@@ -54,7 +54,7 @@ class Kind(IntEnum):
     JOIN = 50  # worker, run, hello
     LEFT = 51  # worker, run, reason, report
     REPORT = 52  # worker, run, report: a worker's heartbeat, passed on
-    BROKER = 53  # broker's part of the status: answers READY, so that the learner knows that it is heard
+    BROKER = 53  # {"broker": id, "session": n, "workers": n}: answers READY; another session voids all credit
 
 
 class Message(NamedTuple):

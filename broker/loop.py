@@ -1,0 +1,95 @@
+"""The broker process's loop: two ROUTERs, the state machines between them, and nothing else.
+
+    workers --worker-facing ROUTER--> Frontend --> Router --> learner-facing ROUTER --> learners   (and back)
+
+Payload frames pass as they came. A send never waits: what a peer's queue does not take is lost and counted, and
+somebody repeats it (workers their requests, this broker JOIN, learners READY, after which LEFT is said again).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import zmq
+
+from pipeline.config.tree import Config
+from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames
+from pipeline.protocol import encode
+from pipeline.routing.actions import SendLearner
+from pipeline.routing.messages import LearnerMessages
+from pipeline.sockets import Admission, Context, endpoint_of, learner_facing
+from pipeline.stopping import StopToken
+
+
+class BrokerLoop:
+    """Owns both sockets; belongs to the thread that made it."""
+
+    def __init__(
+        self, context: Context, config: Config, admission: Admission, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Binds both endpoints.
+
+        Raises:
+            ConfigError: an endpoint is malformed, taken, or off the loopback without keys.
+        """
+        self._clock = clock
+        self._admission = admission
+        self._frontend = Frontend(context, config)
+        try:
+            self._learners = learner_facing(context, config.broker, config.security)
+        except BaseException:
+            self._frontend.close()
+            raise
+        self._router = self._frontend.router
+        self._messages = LearnerMessages(self._router)
+        self._next_tick = clock()
+
+    def endpoints(self) -> tuple[str, str]:
+        """Worker-facing and learner-facing endpoint, as bound."""
+        return endpoint_of(self._frontend.socket), endpoint_of(self._learners)
+
+    def run(self, stop: StopToken) -> None:
+        """Serves until the token stops, looking at it at least every tick."""
+        poller = zmq.Poller()
+        poller.register(self._frontend.socket, zmq.POLLIN)
+        poller.register(self._learners, zmq.POLLIN)
+        while not stop.stopped:
+            now = self._clock()
+            self._receive_learners(now)
+            self._frontend.receive(now)
+            if now >= self._next_tick:
+                self._admission.check()
+                self._router.tick(now)
+                self._next_tick = now + self._router.tick_seconds
+            self._router.flush(now)
+            for action in self._frontend.send():
+                self._send_learner(action)
+            due = min(self._next_tick, self._router.deadline(now))
+            poller.poll(max(0, math.ceil((due - self._clock()) * 1000)))
+
+    def close(self) -> None:
+        """Closes both sockets; what is under way has the linger time."""
+        self._frontend.close()
+        self._learners.close()
+
+    def _receive_learners(self, now: float) -> None:
+        for _ in range(RECEIVE_LIMIT):
+            frames = receive_frames(self._learners)
+            if frames is None:
+                return
+            head = [frames[1].bytes, *frames[2:]] if len(frames) > 1 else []
+            self._messages.take(frames[0].bytes, head, now)
+
+    def _send_learner(self, action: SendLearner) -> None:
+        message = [action.peer, encode(action.kind, *action.fields), *action.buffers]
+        try:
+            self._learners.send_multipart(message, zmq.NOBLOCK)
+        except zmq.Again:
+            self._router.counters["learner_does_not_read"] += 1
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._router.counters["learner_unreachable"] += 1
+            self._router.learner_unreachable(action.peer)

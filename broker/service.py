@@ -1,0 +1,40 @@
+"""The broker process: context, admission, loop."""
+
+from __future__ import annotations
+
+import logging
+
+import zmq
+
+from broker.loop import BrokerLoop
+from pipeline.config.tree import Config
+from pipeline.errors import EXIT_FINISHED
+from pipeline.sockets import Admission, Context
+from pipeline.stopping import StopToken
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: Config, stop: StopToken) -> int:
+    """Serves workers and learners until the token stops.
+
+    Returns:
+        The exit code: 0, or 128 + signal where a signal asked for the end.
+
+    Raises:
+        ConfigError: an endpoint is malformed, taken, or off the loopback without keys.
+    """
+    context: Context = zmq.Context()
+    try:
+        with Admission(context, config.security) as admission:
+            loop = BrokerLoop(context, config, admission)
+            try:
+                workers, learners = loop.endpoints()
+                log.info("broker ready: workers at %s, learners at %s", workers, learners)
+                loop.run(stop)
+            finally:
+                loop.close()
+    finally:
+        context.term()  # waits at most for the sockets' linger time
+    log.info("broker stopped: %s", stop.reason)
+    return EXIT_FINISHED if stop.signal is None else 128 + stop.signal

@@ -1,0 +1,112 @@
+"""The worker-facing socket and the state machines behind it: what both placements of the broker share.
+
+Receives many messages per call, never looks into payload frames, and sends what the router asks. Belongs to the thread
+that made it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import zmq
+
+from pipeline.config.tree import Config
+from pipeline.routing.actions import SendLearner, SendWorker, Settings
+from pipeline.routing.messages import WorkerMessages
+from pipeline.routing.router import Router
+from pipeline.sockets import Context, Socket, worker_facing
+
+log = logging.getLogger(__name__)
+
+RECEIVE_LIMIT = 512  # messages per call, so that sending gets its turn under load
+Frames = list[zmq.Frame]
+
+
+def settings_of(config: Config) -> Settings:
+    """The router's settings."""
+    broker = config.broker
+    return Settings(
+        seed=config.run.seed,
+        heartbeat_seconds=broker.heartbeat_seconds,
+        lease_seconds=broker.lease_seconds,
+        max_workers=broker.max_workers,
+        min_rows=broker.min_rows,
+        max_wait_seconds=broker.max_wait_seconds,
+    )
+
+
+def receive_frames(socket: Socket) -> Frames | None:
+    """One message without copying it, or None where none waits."""
+    receive = socket.recv
+    try:
+        frame = receive(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame]
+    while frame.more:
+        frame = receive(copy=False)  # the rest of a message is there when its first frame is
+        frames.append(frame)
+    return frames
+
+
+class Frontend:
+    """The ROUTER that workers connect to, and the ``Router`` that decides.
+
+    Attributes:
+        router: The state machine; its counters also count what could not be sent.
+    """
+
+    def __init__(self, context: Context, config: Config) -> None:
+        """Binds.
+
+        Raises:
+            ConfigError: see ``pipeline.sockets.worker_facing``.
+        """
+        self.socket = worker_facing(context, config.broker, config.security)
+        self.router = Router(settings_of(config), secrets.randbits(62))
+        self._messages = WorkerMessages(self.router)
+
+    def receive(self, now: float) -> int:
+        """Takes what waits, at most ``RECEIVE_LIMIT`` messages; how many there were."""
+        for count in range(RECEIVE_LIMIT):
+            frames = receive_frames(self.socket)
+            if frames is None:
+                return count
+            peer = frames[0].bytes
+            self._messages.take(peer, [frames[1].bytes, *frames[2:]] if len(frames) > 1 else [], now)
+        return RECEIVE_LIMIT
+
+    def send(self) -> list[SendLearner]:
+        """Sends what the router asked for workers; returns what is for learners, in order.
+
+        A worker that is gone or does not read loses the message and it is counted: it will repeat its request.
+        """
+        for_learners = []
+        for action in self.router.take_actions():
+            if isinstance(action, SendWorker):
+                self._send_one(action)
+            else:
+                for_learners.append(action)
+        return for_learners
+
+    def _send_one(self, action: SendWorker) -> None:
+        socket = self.socket
+        try:
+            if action.buffers:
+                socket.send(action.peer, zmq.SNDMORE | zmq.NOBLOCK)
+                socket.send(action.head, zmq.SNDMORE)
+                socket.send(action.buffers[0])
+            else:
+                socket.send(action.peer, zmq.SNDMORE | zmq.NOBLOCK)
+                socket.send(action.head)
+        except zmq.Again:
+            self.router.counters["worker_does_not_read"] += 1
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.router.counters["worker_unreachable"] += 1
+
+    def close(self) -> None:
+        """Closes the socket; what is under way has the linger time."""
+        self.socket.close()

@@ -1,0 +1,38 @@
+"""What the router asks its loop to do, and what it is told at start."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pipeline.protocol import Kind
+
+
+class SendWorker(NamedTuple):
+    """A message to a worker: its routing id, frame 0 encoded, the frames after it."""
+
+    peer: bytes
+    head: bytes
+    buffers: list[Any]
+
+
+class SendLearner(NamedTuple):
+    """A message to a learner: its routing id, kind and fields of frame 0, the frames after it."""
+
+    peer: bytes
+    kind: Kind
+    fields: list[Any]
+    buffers: list[Any]
+
+
+Action = SendWorker | SendLearner
+
+
+class Settings(NamedTuple):
+    """What the router needs of the configuration; see ``pipeline.config.tree.BrokerSection``."""
+
+    seed: int = 1
+    heartbeat_seconds: float = 1.0
+    lease_seconds: float = 10.0
+    max_workers: int = 4096
+    min_rows: int = 1
+    max_wait_seconds: float = 0.0

@@ -1,0 +1,370 @@
+"""The two request sources of the inference loop (``pipeline.requests.RequestSource``).
+
+``EmbeddedSource`` is broker and learner side in one: the inference thread polls the worker-facing socket and asks the
+router itself. ``BrokerSource`` is a DEALER to a broker process. Both belong to the thread that made them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from pipeline.config.tree import Config
+from pipeline.errors import ComponentError, ProtocolError
+from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames
+from pipeline.protocol import Hello, Kind, Message, Report, decode, encode, fields_of
+from pipeline.requests import Event, Joined, Left, Reply, Reported, StepRequest
+from pipeline.routing.batching import Batcher
+from pipeline.routing.learners import Ready
+from pipeline.sockets import Admission, Context, learner_socket
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+REPLIES_PER_MESSAGE = 4096
+RETRY_SECONDS = 0.05  # while there is no connection to the broker
+
+
+class Roll:
+    """Which runs the learner knows of: LEFT is delivered once for each that JOIN was delivered for."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}  # worker -> run
+        self.admitted: dict[int, int] = {}
+
+    def joined(self, worker: int, run: int, hello: Any) -> list[Event]:
+        """JOIN, checked; preceded by the LEFT of another run of this index that never came."""
+        events: list[Event] = []
+        old = self._known.get(worker)
+        if old is not None and old != run:
+            events += self.left(worker, old, "lease", None)
+        self._known[worker] = run
+        events.append(Joined(worker, run, Hello.from_wire(hello)))
+        return events
+
+    def left(self, worker: int, run: int, reason: str, report: Any) -> list[Event]:
+        """LEFT, checked; nothing where it was said before."""
+        if self._known.get(worker) != run:
+            return []
+        del self._known[worker]
+        self.admitted.pop(worker, None)
+        return [Left(worker, run, reason, None if report is None else Report.from_wire(report))]
+
+    def is_admitted(self, join: Message) -> bool:
+        """Whether a JOIN asks for what was admitted already."""
+        worker, run, _ = fields_of(join, int, int, dict)
+        return bool(self.admitted.get(worker) == run)
+
+    def admit(self, worker: int, run: int) -> None:
+        if self._known.get(worker) == run:
+            self.admitted[worker] = run
+
+    def reject(self, worker: int, run: int) -> None:
+        if self._known.get(worker) == run:
+            del self._known[worker]
+            self.admitted.pop(worker, None)
+
+    def event(self, kind: Kind, fields: list[Any]) -> list[Event]:
+        """The events of a JOIN, LEFT or REPORT.
+
+        Raises:
+            ProtocolError: malformed.
+        """
+        message = Message(kind, fields, [])
+        if kind == Kind.JOIN:
+            return self.joined(*fields_of(message, int, int, dict))
+        if kind == Kind.LEFT:
+            return self.left(*fields_of(message, int, int, str, (dict, type(None))))
+        worker, run, report = fields_of(message, int, int, dict)
+        return [Reported(worker, run, Report.from_wire(report))] if self.admitted.get(worker) == run else []
+
+
+def _plain(request: StepRequest) -> StepRequest:
+    """The same over memoryviews instead of ZeroMQ frames, without copying."""
+    return request._replace(buffers=[frame.buffer for frame in request.buffers])
+
+
+def _poll_milliseconds(seconds: float) -> int:
+    return max(0, math.ceil(seconds * 1000))
+
+
+class EmbeddedSource:
+    """The broker inside the inference thread: no hop between workers and policy."""
+
+    def __init__(
+        self, config: Config, context: Context | None, learner_id: str, slots: int, clock: Clock = time.monotonic
+    ) -> None:
+        """Binds the worker-facing endpoint.
+
+        Raises:
+            ConfigError: the endpoint is malformed, taken, or off the loopback without keys.
+        """
+        self._owns_context = context is None
+        self._context: Context = zmq.Context() if context is None else context
+        self._clock = clock
+        self._events: list[Event] = []
+        self._roll = Roll()
+        self._admission = Admission(self._context, config.security)
+        try:
+            self._frontend = Frontend(self._context, config)
+        except BaseException:
+            self._admission.close()
+            raise
+        self._router = self._frontend.router
+        self._ready = Ready(learner_id, 1, slots, config.learner.inference_batch, "", [], [])
+        self._next_tick = clock()
+        learner = self._router.ready(b"embedded", self._ready, clock())
+        if learner is None:
+            raise ComponentError(f"the embedded learner {learner_id} was refused by its own router")
+        self._learner = learner
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """The worker-facing ROUTER."""
+        return self._frontend.socket
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was refused, dropped or repeated, by reason."""
+        return dict(self._router.counters)
+
+    def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
+        """See ``RequestSource.poll``."""
+        deadline = self._clock() + timeout_seconds
+        router, learner = self._router, self._learner
+        learner.credit = credit
+        while True:
+            now = self._clock()
+            self._frontend.receive(now)
+            if now >= self._next_tick:
+                self._tick(now)
+            requests = router.take(learner, credit, now)
+            self._flush()
+            if requests or self._events:
+                events, self._events = self._events, []
+                return [_plain(request) for request in requests], events
+            wait = min(deadline, self._next_tick, router.deadline(now)) - self._clock()
+            if self._clock() >= deadline:
+                return [], []
+            self._frontend.socket.poll(_poll_milliseconds(wait))
+
+    def reply(self, replies: list[Reply]) -> None:
+        """See ``RequestSource.reply``."""
+        for reply in replies:
+            self._router.reply(self._learner, reply)
+        self._flush()
+
+    def admit(self, worker: int, run: int) -> None:
+        """See ``RequestSource.admit``."""
+        self._roll.admit(worker, run)
+        self._router.admit(self._learner, worker, run, self._clock())
+        self._flush()
+
+    def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
+        """See ``RequestSource.reject``."""
+        self._roll.reject(worker, run)
+        self._router.reject(self._learner, worker, run, reason, for_good)
+        self._flush()
+
+    def hold_back(self, reason: str | None) -> None:
+        """See ``RequestSource.hold_back``."""
+        self._learner.held_back = (reason or "")[:300]
+
+    def publish(self, status: dict[str, Any]) -> None:
+        """See ``RequestSource.publish``."""
+        self._learner.published = status
+
+    def dismiss(self, reason: str) -> None:
+        """See ``RequestSource.dismiss``."""
+        self._router.dismiss(reason)
+        self._flush()
+
+    def workers(self) -> int:
+        """Workers that hold a lease now."""
+        return len(self._router.leases)
+
+    def close(self) -> None:
+        """Closes the socket; with an own context waits for what is under way, for the linger time."""
+        self._frontend.close()
+        self._admission.close()
+        if self._owns_context:
+            self._context.term()
+
+    def _tick(self, now: float) -> None:
+        self._admission.check()
+        self._learner.heard = now
+        self._router.tick(now)
+        self._next_tick = now + self._router.tick_seconds
+
+    def _flush(self) -> None:
+        for action in self._frontend.send():
+            self._events += self._roll.event(action.kind, action.fields)
+
+
+class BrokerSource:
+    """A learner's side of a broker process."""
+
+    def __init__(
+        self,
+        config: Config,
+        context: Context | None,
+        learner_id: str,
+        slots: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Connects; the broker need not be there yet.
+
+        Raises:
+            ConfigError: the endpoint is malformed, or off the loopback without keys.
+        """
+        self._owns_context = context is None
+        self._context: Context = zmq.Context() if context is None else context
+        self._clock = clock
+        self._socket = learner_socket(self._context, config.broker, config.security)
+        self._batch = config.learner.inference_batch
+        self._heartbeat = config.broker.heartbeat_seconds
+        self._ready = Ready(learner_id, time.time_ns() // 1000, slots, self._batch, "", [], [])
+        self._batcher = Batcher()
+        self._roll = Roll()
+        self._events: list[Event] = []
+        self._granted = 0
+        self._session: tuple[int, int] | None = None
+        self._dismissed: str | None = None
+        self._next_ready = clock()
+        self.counters: dict[str, int] = {"malformed": 0, "unsent": 0, "request_of_gone_worker": 0}
+
+    def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
+        """See ``RequestSource.poll``."""
+        deadline = self._clock() + timeout_seconds
+        while True:
+            now = self._clock()
+            if now >= self._next_ready:
+                self._say_ready(now)
+            self._receive(now)
+            requests = [x for x in self._batcher.take(credit, self._batch, now) if self._is_admitted(x)]
+            if requests or self._events:
+                events, self._events = self._events, []
+                return [_plain(request) for request in requests], events
+            if now >= deadline:
+                return [], []
+            self._grant(credit)
+            self._socket.poll(_poll_milliseconds(min(deadline, self._next_ready) - self._clock()))
+
+    def reply(self, replies: list[Reply]) -> None:
+        """See ``RequestSource.reply``. What cannot be sent is counted: the workers will repeat their requests."""
+        for start in range(0, len(replies), REPLIES_PER_MESSAGE):
+            some = replies[start : start + REPLIES_PER_MESSAGE]
+            self._send(encode(Kind.REPLIES, [reply[:4] for reply in some]), [reply.buffer for reply in some])
+
+    def admit(self, worker: int, run: int) -> None:
+        """See ``RequestSource.admit``."""
+        self._roll.admit(worker, run)
+        self._send(encode(Kind.ADMIT, worker, run))
+
+    def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
+        """See ``RequestSource.reject``."""
+        self._roll.reject(worker, run)
+        self._send(encode(Kind.REJECT, worker, run, reason[:1000], for_good))
+
+    def hold_back(self, reason: str | None) -> None:
+        """See ``RequestSource.hold_back``."""
+        text = (reason or "")[:300]
+        if text != self._ready.held_back:
+            self._ready = self._ready._replace(held_back=text)
+            self._say_ready(self._clock())
+
+    def publish(self, status: dict[str, Any]) -> None:
+        """See ``RequestSource.publish``."""
+        self._send(encode(Kind.PUBLISH, status))
+
+    def dismiss(self, reason: str) -> None:
+        """See ``RequestSource.dismiss``. Said again to a broker that restarts."""
+        self._dismissed = reason[:300]
+        self._send(encode(Kind.DISMISS, self._dismissed))
+
+    def workers(self) -> int:
+        """Workers that this learner has admitted and that have not left."""
+        return len(self._roll.admitted)
+
+    def close(self) -> None:
+        """Closes the socket; with an own context waits for what is under way, for the linger time."""
+        self._socket.close()
+        if self._owns_context:
+            self._context.term()
+
+    def _send(self, head: bytes, buffers: list[Any] | None = None) -> bool:
+        """Sends or counts: everything is repeated by somebody where it is lost."""
+        try:
+            self._socket.send_multipart([head, *(buffers or [])], zmq.NOBLOCK)
+        except zmq.Again:
+            self.counters["unsent"] += 1
+            return False
+        return True
+
+    def _say_ready(self, now: float) -> None:
+        admitted = self._roll.admitted
+        ready = self._ready._replace(workers=list(admitted), runs=list(admitted.values()))
+        sent = self._send(encode(Kind.READY, ready._asdict()))
+        self._next_ready = now + (self._heartbeat if sent else RETRY_SECONDS)
+
+    def _grant(self, credit: int) -> None:
+        """Tops the broker's credit up to what this call may return."""
+        more = credit - self._granted - self._batcher.rows
+        if self._session is not None and more > 0 and self._send(encode(Kind.CREDIT, more)):
+            self._granted += more
+
+    def _receive(self, now: float) -> None:
+        for _ in range(RECEIVE_LIMIT):
+            frames = receive_frames(self._socket)
+            if frames is None:
+                return
+            try:
+                message = decode([frames[0].bytes, *frames[1:]])
+                self._take(message, now)
+            except ProtocolError as error:
+                self.counters["malformed"] += 1
+                log.warning("a broker's message was refused: %s", error)
+
+    def _take(self, message: Message, now: float) -> None:
+        if message.kind == Kind.BATCH:
+            self._take_batch(message, now)
+        elif message.kind == Kind.BROKER:
+            self._take_broker(message)
+        elif message.kind == Kind.JOIN and self._roll.is_admitted(message):
+            # A broker that restarted asks; nothing is new to the learner.
+            self._send(encode(Kind.ADMIT, *message.fields[:2]))
+        elif message.kind in (Kind.JOIN, Kind.LEFT, Kind.REPORT):
+            self._events += self._roll.event(message.kind, message.fields)
+        else:
+            raise ProtocolError(f"{message.kind.name} is not a broker's message to a learner")
+
+    def _take_batch(self, message: Message, now: float) -> None:
+        (items,) = fields_of(message, list)
+        start = 0
+        if not all(isinstance(x, list) and len(x) == 7 and all(type(n) is int for n in x) for x in items):
+            raise ProtocolError("BATCH: items are [worker, run, group, sequence, rows, replies, frames]")
+        for worker, run, group, sequence, rows, replies, frames in items:
+            buffers = message.buffers[start : start + frames]
+            start += frames
+            self._granted = max(0, self._granted - rows)
+            self._batcher.add(StepRequest(worker, run, group, sequence, rows, replies, buffers), now)
+
+    def _is_admitted(self, request: StepRequest) -> bool:
+        admitted = self._roll.admitted.get(request.worker) == request.run
+        self.counters["request_of_gone_worker"] += not admitted
+        return admitted
+
+    def _take_broker(self, message: Message) -> None:
+        (status,) = fields_of(message, dict)
+        session = (status.get("broker", 0), status.get("session", 0))
+        if session != self._session:
+            if self._session is not None:
+                log.info("another session with the broker: workers will say HELLO again where it restarted")
+            self._session, self._granted = session, 0
+            if self._dismissed is not None:
+                self._send(encode(Kind.DISMISS, self._dismissed))
