@@ -55,7 +55,7 @@ def open_request(request: StepRequest, group: Group, leaves: Sequence[Leaf]) -> 
         raise ProtocolError(f"buffers of {lengths} bytes, {expected} expected")
     rows = np.frombuffer(views[0], ROW)
     no_reply = (rows["flags"] & NO_REPLY) != 0
-    if no_reply[n - replies :].any() or not no_reply[: n - replies].all() or (rows["flags"] & ~KNOWN_FLAGS).any():
+    if no_reply[n - replies :].any() or not no_reply[: n - replies].all() or (rows["flags"] > KNOWN_FLAGS).any():
         raise ProtocolError("impossible flags")
     environments = rows["environment"]
     if not np.array_equal(environments[n - replies :], np.arange(replies)):

@@ -42,6 +42,7 @@ from pipeline.store.redis_store import RedisFifo
 
 log = logging.getLogger(__name__)
 
+LEARNER_ID = "learner"
 CUT_SECONDS = 10.0
 JOIN_SECONDS = 5.0
 
@@ -276,8 +277,8 @@ class Learner:
 
     def _source(self) -> RequestSource:
         if self.config.broker.placement == "embedded":
-            return EmbeddedSource(self.config)
-        return BrokerSource(self.config)
+            return EmbeddedSource(self.config, None, LEARNER_ID, self.config.learner.slots)
+        return BrokerSource(self.config, None, LEARNER_ID, self.config.learner.slots)
 
     def _store(self, consumer: str) -> RedisFifo:
         return RedisFifo.from_settings(self.config.store, f"learner-{consumer}", self.threads_stop)
