@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Makes the consumer group where it is missing; whoever makes it begins a new epoch, for what was there is lost.
 --   KEYS  stream, epoch, books, last, replies
 --   ARGV  group, new epoch

@@ -155,7 +155,7 @@ class RedisFifo:
         """Up to ``count`` items, oldest first, what the own name took before first; empty on timeout or stop.
 
         Raises:
-            UnreachableError: Redis stayed away beyond its deadline, over several calls if ``timeout_seconds`` is shorter.
+            UnreachableError: Redis stayed away beyond its deadline, over several calls if need be.
             StoreError: Redis refused.
         """
         deadline = time.monotonic() + timeout_seconds
@@ -172,9 +172,19 @@ class RedisFifo:
                 return items
 
     def _read(self, count: int, block_seconds: float) -> list[Item]:
-        """One XREADGROUP: of the own pending list while that may hold something, else of what is new."""
-        start = self._cursor if self._pending else ">"
+        """What the own pending list holds after the cursor, if anything, else what is new."""
+        while self._pending:
+            entries = self._read_from(self._cursor, count, None)
+            # An entry without fields was deleted behind our back: nothing is left of it to take.
+            items = _items([entry for entry in entries if entry[1]])
+            if items:
+                return items
+            self._pending = bool(entries)
         block = int(block_seconds * 1000) if block_seconds >= 0.001 else None  # BLOCK 0 would mean for ever
+        return _items(self._read_from(">", count, block))
+
+    def _read_from(self, start: str, count: int, block: int | None) -> list[Any]:
+        """One XREADGROUP, its entries (id, fields); moves the cursor."""
         try:
             reply: Any = self._reads.attempt(
                 lambda client: client.xreadgroup(GROUP, self._consumer, {self._stream: start}, count, block)
@@ -184,20 +194,17 @@ class RedisFifo:
                 raise
             self._begin_again()
             return []
-        entries = reply[0][1] if reply else []
-        if not entries:
-            self._pending = False
-            return []
-        self._cursor = entries[-1][0].decode()
-        # An entry without fields was deleted behind our back: nothing is left to take.
-        return [Item(key.decode(), int(fields[b"v"]), fields[b"p"]) for key, fields in entries if fields]
+        entries: list[Any] = reply[0][1] if reply else []
+        if entries:
+            self._cursor = entries[-1][0].decode()
+        return entries
 
     def _begin_again(self) -> None:
         """The group is missing: a new Redis, or one that lost its data."""
         self._commands.attempt(self._ensure)
         if self._cursor != "0":
             log.warning("Redis lost what it held under %s (restarted without persistence, or flushed)", self._stream)
-        self._cursor, self._pending = "0", True
+        self._cursor = "0"
 
     def _ensure(self, client: redis.Redis) -> str:
         keys = [self._stream, self._epoch, self._books, self._last, self._replies]
@@ -262,6 +269,10 @@ class RedisFifo:
         """Closes both connections."""
         self._commands.close()
         self._reads.close()
+
+
+def _items(entries: list[Any]) -> list[Item]:
+    return [Item(key.decode(), int(fields[b"v"]), fields[b"p"]) for key, fields in entries]
 
 
 def _chunks(items: list[Put]) -> list[list[Put]]:

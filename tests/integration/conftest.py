@@ -7,15 +7,19 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.store.embedded import EmbeddedServer
+from pipeline.store.redis_client import RedisServer
+from pipeline.store.redis_store import RedisFifo
 
 REDIS_SERVER = shutil.which("redis-server")
 BINARIES = {"valkey": None, "redis": REDIS_SERVER} if REDIS_SERVER else {"valkey": None}
 
 ServerFactory = Callable[..., EmbeddedServer]
+FifoFactory = Callable[..., RedisFifo]
 
 
 @pytest.fixture(scope="session", params=list(BINARIES))
@@ -57,3 +61,20 @@ def shared_redis(redis_binary: Path | None) -> Iterator[EmbeddedServer]:
 def prefix() -> str:
     """A prefix of the test's own."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def make_redis_fifo(prefix: str) -> Iterator[FifoFactory]:
+    """FIFOs of the test's prefix on a server; keyword arguments as ``RedisServer`` or ``RedisFifo``."""
+    made: list[RedisFifo] = []
+
+    def make(server: EmbeddedServer | str, **options: Any) -> RedisFifo:
+        url = server if isinstance(server, str) else server.url
+        patience = {name: options.pop(name) for name in list(options) if name in RedisServer.__dataclass_fields__}
+        settings = {"prefix": prefix, "capacity": 1000, "when_full": "block", "consumer": "learner"} | options
+        made.append(RedisFifo(RedisServer(url, **({"unreachable_seconds": 10.0} | patience)), **settings))
+        return made[-1]
+
+    yield make
+    for fifo in made:
+        fifo.close()
