@@ -13,8 +13,6 @@ import tensorflow as tf
 from pipeline.errors import SpaceError
 from pipeline.spaces import Leaf
 
-PADDINGS = ("zero", "repeat")
-
 
 def stacked_shape(leaf: Leaf, frame_stack: int) -> tuple[int, ...]:
     """Shape of one stacked observation of ``leaf``.

@@ -19,12 +19,14 @@ import tensorflow as tf
 
 from learner.distributions import Distribution
 from learner.inputs import Inputs, RewardTransform, step_inputs
-from learner.networks.network import Network
+from learner.networks.network import Network, named_variables
 from pipeline.spaces import Spaces
 
 Array = npt.NDArray[Any]
 
-_SLOT, _FIRST, _GREEDY, _REWARD, _COUNTER = range(5)  # rows of the packed int32 input
+# Rows of the packed input. float32, since int32 tensors of a GPU stay in host memory; exact for slots below 2^24.
+_SLOT, _FIRST, _GREEDY, _REWARD = range(4)
+_MAX_SLOTS = 2**24 - 1
 
 
 class PolicyRows(NamedTuple):
@@ -60,7 +62,7 @@ class _Bucket(NamedTuple):
     """A batch size: the traced function and the host buffers that rows are padded in."""
 
     function: Any
-    packed: npt.NDArray[np.int32]
+    packed: npt.NDArray[np.float32]
     observation: list[Array]
 
 
@@ -100,6 +102,8 @@ class Policy:
         seed: int,
         jit_compile: bool = False,
     ) -> None:
+        if not 0 < slots <= _MAX_SLOTS:
+            raise ValueError(f"a policy has 1 to {_MAX_SLOTS} slots, not {slots}")
         self._network, self._distribution, self._spaces = network, distribution, spaces
         self._slots, self._frame_stack, self._padding, self._rewards = slots, frame_stack, padding, rewards
         self._device, self._seed = device, seed
@@ -150,31 +154,33 @@ class Policy:
         packed[_SLOT, :rows] = slots
         packed[_FIRST, :rows] = first
         packed[_GREEDY, :rows] = greedy
-        packed[_REWARD, :rows] = np.asarray(reward, np.float32).view(np.int32)
-        packed[_COUNTER, 0] = self._batches & 0x7FFFFFFF
+        packed[_REWARD, :rows] = reward
         if rows < size:
             self._pad(bucket, rows)
             for buffer, leaf in zip(bucket.observation, observation, strict=True):
                 buffer[:rows] = leaf
             observation = bucket.observation
+        pending = Pending(self._run(bucket.function, packed, observation), rows, self._distribution)
         self._batches += 1
-        return Pending(self._run(bucket.function, packed, observation), rows, self._distribution)
+        return pending
 
     def _pad(self, bucket: _Bucket, rows: int) -> None:
         bucket.packed[_SLOT, rows:] = self._slots
         bucket.packed[_FIRST, rows:] = 1
         bucket.packed[_REWARD, rows:] = 0
 
-    def _run(self, function: Any, packed: npt.NDArray[np.int32], observation: Sequence[Array]) -> list[tf.Tensor]:
+    def _run(self, function: Any, packed: npt.NDArray[np.float32], observation: Sequence[Array]) -> list[tf.Tensor]:
         # tf.constant copies, so the buffers are free again when the call returns.
         with tf.device(self._device):
-            return function(tf.constant(packed), *(tf.constant(leaf) for leaf in observation))
+            seed = tf.constant((self._seed, self._batches & 0x7FFFFFFF), tf.int32)
+            return function(seed, tf.constant(packed), *(tf.constant(leaf) for leaf in observation))
 
     def _bucket(self, size: int) -> _Bucket:
         bucket = self._buckets[size]
         if bucket is None:
             observation = [np.zeros((size, *leaf.shape), leaf.dtype) for leaf in self._spaces.observation]
-            specs = [tf.TensorSpec(x.shape, x.dtype) for x in (np.zeros((5, size), np.int32), *observation)]
+            packed = np.zeros((4, size), np.float32)
+            specs = [tf.TensorSpec([2], tf.int32), *(tf.TensorSpec(x.shape, x.dtype) for x in (packed, *observation))]
             with ExitStack() as stack:
                 # In cross-replica context alone does reading a mirrored variable give the replica on the device;
                 # elsewhere it gives replica 0 and a copy across devices.
@@ -182,31 +188,37 @@ class Policy:
                     stack.enter_context(strategy.scope())
                 stack.enter_context(tf.device(self._device))
                 function = self._function.get_concrete_function(*specs)
-            bucket = self._buckets[size] = _Bucket(function, np.zeros((5, size), np.int32), observation)
+            bucket = self._buckets[size] = _Bucket(function, packed, observation)
         return bucket
 
-    def _step(self, packed: tf.Tensor, *observation: tf.Tensor) -> list[tf.Tensor]:
-        """The traced function: ``packed`` int32 ``[5, B]``, leaves ``[B, ...]`` -> action, behaviour, carried state."""
+    def _step(self, seed: tf.Tensor, packed: tf.Tensor, *observation: tf.Tensor) -> list[tf.Tensor]:
+        """The traced function: action, behaviour, carried state, in this order.
+
+        Args:
+            seed: int32 ``[2]``, in host memory.
+            packed: float32 ``[4, B]``.
+            observation: ``[B, ...]`` per leaf.
+        """
         with tf.device(self._device):
-            slots = packed[_SLOT]
-            greedy = tf.cast(packed[_GREEDY], tf.bool)
-            inputs = self._inputs(packed, slots, observation)
+            slots, first, greedy, reward = tf.unstack(packed)
+            slots = tf.cast(slots, tf.int32)
+            inputs = self._inputs(slots, tf.cast(first, tf.bool), reward, observation)
             carried = self._tables.read_state(slots)
             outputs, state = self._network.step(inputs, carried)
-            seed = tf.stack([tf.constant(self._seed), packed[_COUNTER, 0]])
-            action = self._distribution.sample(outputs.policy, seed, greedy)
+            action = self._distribution.sample(outputs.policy, seed, tf.cast(greedy, tf.bool))
             self._tables.write(slots, state, action)
             return [action, outputs.policy, *(tf.identity(leaf) for leaf in carried)]
 
-    def _inputs(self, packed: tf.Tensor, slots: tf.Tensor, observation: Sequence[tf.Tensor]) -> Inputs:
-        first = tf.cast(packed[_FIRST], tf.bool)
+    def _inputs(
+        self, slots: tf.Tensor, first: tf.Tensor, reward: tf.Tensor, observation: Sequence[tf.Tensor]
+    ) -> Inputs:
         windows, firsts = self._tables.push_frames(slots, first, observation)
         leaves = self._spaces.observation
         return step_inputs(
             {leaf.path: window for leaf, window in zip(leaves, windows, strict=True)},
             firsts,
-            self._tables.read_action(slots, packed.shape[1]),
-            tf.bitcast(packed[_REWARD], tf.float32),
+            self._tables.read_action(slots),
+            reward,
             padding=self._padding,
             rewards=self._rewards,
             ranks={leaf.path: len(leaf.shape) for leaf in leaves},
@@ -241,10 +253,10 @@ class _Tables:
     def read_state(self, slots: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return tuple(tf.gather(table, slots) for table in self._state)
 
-    def read_action(self, slots: tf.Tensor, rows: int) -> tf.Tensor:
+    def read_action(self, slots: tf.Tensor) -> tf.Tensor:
         """Previous raw actions ``[B, ...]``; zeros where none are kept."""
         if self._action is None:
-            return tf.zeros([rows, *self._action_shape], self._action_dtype)
+            return tf.zeros([slots.shape[0], *self._action_shape], self._action_dtype)
         return tf.cast(tf.gather(self._action, slots), self._action_dtype)
 
     def push_frames(
@@ -279,5 +291,7 @@ def _scatter(table: tf.Variable, slots: tf.Tensor, values: tf.Tensor) -> None:
 
 def _strategies(network: tf.Module) -> list[tf.distribute.Strategy]:
     """The strategy that mirrors the network's variables, if there is one."""
-    found = {id(s): s for v in network.variables if (s := getattr(v, "distribute_strategy", None)) is not None}
+    found = {
+        id(s): s for _, v in named_variables(network) if (s := getattr(v, "distribute_strategy", None)) is not None
+    }
     return list(found.values())

@@ -12,7 +12,7 @@ from pipeline.spaces import Leaf
 
 pytestmark = pytest.mark.unit
 
-SEED = tf.constant([3, 4])
+SEED = np.array([3, 4], np.int32)  # no tensor: importing must not start TensorFlow
 INF = math.inf
 
 
