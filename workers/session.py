@@ -97,7 +97,10 @@ class Session:
         if self.state is State.GONE:
             return 0.0
         times = [self._heard_at + self._silence()]
-        times.append(self._heartbeat_at if self._joined else self._hello_at)
+        if not self._joined:
+            times.append(self._hello_at)
+        elif self.state is not State.LEAVING:
+            times.append(self._heartbeat_at)
         times += [self._groups[i].sent_at + self._timing.reply for i in self.outstanding() if self._joined]
         if self.state is State.JOINING and not self._begun:
             times.append(self._give_up_at)
@@ -111,19 +114,19 @@ class Session:
         """What time alone brings about."""
         if self.state is State.GONE:
             return []
-        if self.state in (State.DRAINING, State.LEAVING) and (ended := self._drained(now)):
-            return ended
         if self.state is State.JOINING and not self._begun and now >= self._give_up_at:
             self.state = State.GONE
             return [Finish(UnreachableError(f"no broker answered within {self._timing.connect:g} s"))]
-        actions: list[Action] = []
+        actions = self._drained(now)
+        if self.state is State.GONE:
+            return actions
         if now >= self._heard_at + self._silence() or self._unanswered(now):
             actions += self._reconnect(now)
         if not self._joined:
             if now >= self._hello_at:
                 actions.append(self._say_hello(now))
             return actions
-        if now >= self._heartbeat_at:
+        if now >= self._heartbeat_at and self.state is not State.LEAVING:  # after BYE the run is unknown
             self._heartbeat_at = now + self._heartbeat
             actions.append(Send("heartbeat", encode(Kind.HEARTBEAT, self._run, self._report().to_wire())))
         for i in self.outstanding():
@@ -267,6 +270,8 @@ class Session:
         """Moves a drain on: BYE when all is answered, or too late; the end when GOODBYE does not come."""
         if self.state is State.DRAINING and (not self.outstanding() or now >= self._drain_until):
             left = self.outstanding()
+            for i in left:
+                self._groups[i].step = None
             self.state = State.LEAVING
             self._drain_until = now + self._timing.goodbye
             self._bye_at = now + HELLO_SECONDS
