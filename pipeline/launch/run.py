@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shlex
 import signal
 import sys
@@ -60,6 +61,7 @@ MARGIN_SECONDS = 1.0
 LONGEST_FOLDER_BYTES = 70
 """Of 107 that a socket path may have."""
 _SHOWN_LINES = 8
+_LOGGED_ERROR = re.compile(r"\S+Z (?:ERROR|CRITICAL) \S+ (.+)")
 
 
 def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
@@ -198,18 +200,28 @@ class _Launch:
 
     def _say_end(self, finish: Finish) -> None:
         if finish.culprit is not None:
-            lines = self._children.last_words(finish.culprit, _SHOWN_LINES)
-            errors = [text for text in lines if text.startswith("error: ")]
-            log = self._directory.logs / f"{finish.culprit}.log"
-            if finish.code in (EXIT_USAGE, EXIT_UNREACHABLE) and errors:
-                self._progress.say(errors[-1])
-            else:
-                self._progress.say("\n".join([*(f"    {x}" for x in lines), f"error: {finish.reason} (see {log})"]))
+            self._progress.say("\n".join(self._explained(finish, finish.culprit)))
         seconds, summary = time.monotonic() - self._began, self._summary()
         click.echo(ending(summary, seconds))
         click.echo(f"run directory: {self._directory.path}")
         if summary is not None:
             click.echo(f"evaluate it:   seedmq eval {shlex.quote(str(self._directory.path))}")
+
+    def _explained(self, finish: Finish, culprit: str) -> list[str]:
+        """One line for bad configuration and the like; for a crash also what the log ends with."""
+        lines = self._children.last_words(culprit, _SHOWN_LINES)
+        cause = error_line(lines)
+        if cause is not None and finish.code in (EXIT_USAGE, EXIT_UNREACHABLE):
+            return [f"error: {cause}"]
+        log = self._directory.logs / f"{culprit}.log"
+        return [*(f"    {text}" for text in lines), f"error: {finish.reason}: {cause or 'no message'} (see {log})"]
+
+
+def error_line(lines: list[str]) -> str | None:
+    """The error that a component ended with, from the last lines of its log: what the command line said, or logged."""
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    logged = [match[1] for line in lines if (match := _LOGGED_ERROR.match(line))]
+    return (said or logged or [None])[-1]
 
 
 def _budgets(config: Config, embedded_store: bool) -> dict[str, int]:

@@ -1,0 +1,126 @@
+"""For tests of real processes: a command runner, and a failure where a process or a socket folder stays behind.
+
+Every process of a test has the test's own temporary folder in its environment, children of children too: by it they are
+found, and what stands in it at the end was left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+END_SECONDS = 5.0
+"""A process that was killed or lost its parent may take so long to go."""
+
+
+class Commands:
+    """Starts ``seedmq`` as processes in ``cwd``.
+
+    Attributes:
+        cwd: working directory of the test.
+        temporary: ``TMPDIR`` of its processes.
+    """
+
+    def __init__(self, cwd: Path, temporary: Path) -> None:
+        self.cwd = cwd
+        self.temporary = temporary
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """A process that goes on; its output is piped together."""
+        environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("SEEDMQ_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.cli", *arguments],
+            cwd=self.cwd,
+            env={**environment, **variables, "TMPDIR": str(self.temporary)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *arguments: str, timeout: float = 120.0, **variables: str) -> subprocess.CompletedProcess[str]:
+        """A process that ends by itself within ``timeout`` seconds."""
+        process = self.start(*arguments, **variables)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            output, _ = process.communicate()
+            pytest.fail(f"seedmq {' '.join(arguments)} ran longer than {timeout:g} s:\n{output}", pytrace=False)
+        return subprocess.CompletedProcess(arguments, process.returncode, output)
+
+    def alive(self) -> dict[int, str]:
+        """Processes of this test that run now, whoever their parent is: pid -> command line."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("TMPDIR") == str(self.temporary) and process.status() != psutil.STATUS_ZOMBIE:
+                    found[process.pid] = " ".join(process.cmdline())
+            except (psutil.Error, OSError):
+                # Ended since, or somebody else's.
+                continue
+        return found
+
+    def find(self, words: str) -> list[int]:
+        """Pids whose command line holds ``words``."""
+        return [pid for pid, command in self.alive().items() if words in command]
+
+    def forget_sockets(self) -> None:
+        """Removes the socket folder of a run that was killed: it could not."""
+        for path in self.temporary.glob("seedmq-*"):
+            shutil.rmtree(path)
+
+    def end(self) -> None:
+        """Kills what a failed test left."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    # Not below tmp_path: the path of a socket is short.
+    temporary = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+    runner = Commands(tmp_path, temporary)
+    try:
+        yield runner
+        left = runner.alive()
+        deadline = time.monotonic() + END_SECONDS
+        while left and time.monotonic() < deadline:
+            left = runner.alive()
+        files = [str(path.relative_to(temporary)) for path in temporary.iterdir()]
+    finally:
+        runner.end()
+        for pid in runner.alive():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(temporary, ignore_errors=True)
+    assert not left, f"processes outlived the test: {left}"
+    assert not files, f"left in the temporary folder: {files}"
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object], float, str], None]:
+    """Waits for something that another process does."""
+
+    def wait(condition: Callable[[], object], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {seconds:g} s: {what}", pytrace=False)
+            threading.Event().wait(0.05)
+
+    return wait

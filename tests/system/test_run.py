@@ -1,0 +1,229 @@
+"""``seedmq run`` as a whole: start, end, signals, deaths of its processes, and what can be done with its directory."""
+
+import json
+import os
+import signal
+import stat
+import time
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+
+def settings(*values):
+    return [word for value in values for word in ("--set", value)]
+
+
+SMALL = settings("workers.envs=8", "checkpoint.interval_seconds=1", "run.log_interval_seconds=0.2")
+PRESET = "cartpole_vtrace"
+START_SECONDS = 90.0
+
+
+def summary(path):
+    try:
+        return json.loads((path / "summary.json").read_text())
+    except FileNotFoundError:
+        return {}
+
+
+@pytest.fixture
+def going(commands, until):
+    """A run that has trained a little: (process, run directory)."""
+
+    def start():
+        process = commands.start("run", PRESET, *SMALL, *settings("run.solved_return=null"), "--run-dir", "run")
+        directory = commands.cwd / "run"
+
+        def training():
+            assert process.poll() is None, process.communicate()[0]
+            return summary(directory).get("updates", 0) > 2
+
+        until(training, START_SECONDS, "the first updates")
+        return process, directory
+
+    return start
+
+
+def ended(process, seconds):
+    """(exit code, output) of a process that ends within ``seconds``."""
+    output, _ = process.communicate(timeout=seconds)
+    return process.returncode, output
+
+
+def test_ends_at_max_steps_and_can_be_evaluated(commands):
+    result = commands.run("run", PRESET, *SMALL, *settings("run.max_steps=4000"), "--run-dir", "run")
+    assert result.returncode == 0, result.stdout
+    assert "max_steps after" in result.stdout
+    assert "ledger error 0" in result.stdout
+    directory = commands.cwd / "run"
+    figures = summary(directory)
+    assert figures["stop_reason"] == "max_steps"
+    assert figures["agent_steps"] >= 4000
+    assert figures["ledger"]["error"] == 0
+    for path in [directory, *directory.rglob("*")]:
+        if path.parent == directory or path.suffix == ".log":
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+    played = commands.run("eval", "run", "--episodes", "5", "--json")
+    assert played.returncode == 0, played.stdout
+    result = json.loads(played.stdout.splitlines()[-1])
+    assert (result["episodes"], result["mode"], len(result["episode_returns"])) == (5, "greedy", 5)
+    assert all(1 <= value <= 500 for value in result["episode_returns"])
+    again = commands.run("eval", "run", "--episodes", "5", "--json")
+    assert json.loads(again.stdout.splitlines()[-1]) == result, "a seed decides it"
+
+    shown = commands.run("status", "run")
+    assert shown.returncode == 0
+    assert "has ended: max_steps" in shown.stdout
+
+
+def test_solves_cartpole(commands):
+    result = commands.run("run", PRESET, "--run-dir", "run", timeout=240)
+    assert result.returncode == 0, result.stdout
+    assert "solved after" in result.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_first_signal_drains(commands, going, number, code):
+    process, directory = going()
+    began = time.monotonic()
+    process.send_signal(number)
+    result, output = ended(process, 10)
+    assert result == code, output
+    assert time.monotonic() - began < 10
+    figures = summary(directory)
+    assert figures["stop_reason"] == "signal"
+    assert figures["ledger"]["error"] == 0
+    assert list((directory / "checkpoints").iterdir())
+
+
+def test_second_signal_kills(commands, going):
+    process, _ = going()
+    # A learner that is stopped cannot drain: only the second signal can end this.
+    (learner,) = commands.find("learner --config")
+    os.kill(learner, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, 2)[0] == 143
+
+
+def test_signal_during_the_start(commands, until):
+    process = commands.start("run", PRESET, "--run-dir", "run")
+    until(lambda: commands.find("learner --config"), 30, "the learner's start")
+    process.send_signal(signal.SIGINT)
+    assert ended(process, 10)[0] == 130
+
+
+def test_nothing_outlives_a_killed_run(commands, going):
+    process, _ = going()
+    process.kill()
+    process.communicate(timeout=5)
+    # The folder of sockets is all that a killed process cannot take along; that no process is left is always checked.
+    commands.forget_sockets()
+
+
+def test_dead_worker_is_replaced(commands, going, until):
+    process, directory = going()
+    (worker,) = commands.find("worker --config")
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: commands.find("worker --config") not in ([], [worker]), 15, "a new worker")
+    before = summary(directory)["updates"]
+    until(lambda: summary(directory)["updates"] > before + 5, 60, "training goes on")
+    process.send_signal(signal.SIGTERM)
+    code, output = ended(process, 10)
+    assert code == 143, output
+    assert "worker-0 ended with signal 9, starts again" in output
+
+
+def test_dead_learner_is_resumed(commands, going, until):
+    process, directory = going()
+    until(lambda: any((directory / "checkpoints").iterdir()), 30, "a checkpoint")
+    (learner,) = commands.find("learner --config")
+    updates = summary(directory)["updates"]
+    os.kill(learner, signal.SIGKILL)
+    until(lambda: commands.find("--resume"), 15, "a learner that resumes")
+    until(lambda: summary(directory).get("updates", 0) > updates + 5, START_SECONDS, "training goes on")
+    process.send_signal(signal.SIGTERM)
+    code, output = ended(process, 10)
+    assert code == 143, output
+    assert summary(directory)["ledger"]["error"] == 0
+
+
+def test_dead_store_is_started_again(commands, going, until):
+    process, directory = going()
+    (store,) = commands.find("valkey-server")
+    os.kill(store, signal.SIGKILL)
+    until(lambda: commands.find("valkey-server") not in ([], [store]), 15, "a store")
+    before = summary(directory)["updates"]
+    until(lambda: summary(directory)["updates"] > before + 5, START_SECONDS, "training goes on")
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, 10)[0] == 143
+
+
+def test_resume_goes_on(commands, going):
+    process, directory = going()
+    process.send_signal(signal.SIGTERM)
+    ended(process, 10)
+    updates = summary(directory)["updates"]
+    refused = commands.run("run", PRESET, *SMALL, "--run-dir", "run")
+    assert refused.returncode == 2
+    assert "--resume" in refused.stdout
+    more = settings(f"run.max_steps={summary(directory)['agent_steps'] + 2000}", "run.solved_return=null")
+    result = commands.run("run", PRESET, *SMALL, *more, "--run-dir", "run", "--resume")
+    assert result.returncode == 0, result.stdout
+    assert summary(directory)["updates"] > updates
+
+
+def test_status_of_a_run(commands, going):
+    process, _ = going()
+    shown = commands.run("status", "run", "--json")
+    assert shown.returncode == 0, shown.stdout
+    status = json.loads(shown.stdout)
+    assert [worker["worker_id"] for worker in status["workers"]] == ["worker-0"]
+    assert commands.run("status", "run").returncode == 0
+    process.kill()
+    process.communicate()
+    unreachable = commands.run("status", "run")
+    assert unreachable.returncode == 4, unreachable.stdout
+    commands.forget_sockets()
+
+
+def test_broker_as_a_process(commands):
+    arguments = settings("broker.placement=process", "workers.count=2", "run.max_steps=4000")
+    result = commands.run("run", PRESET, *SMALL, *arguments, "--run-dir", "run")
+    assert result.returncode == 0, result.stdout
+    assert summary(commands.cwd / "run")["ledger"]["error"] == 0
+    assert (commands.cwd / "run" / "logs" / "broker.log").is_file()
+
+
+def test_environment_that_does_not_exist(commands):
+    result = commands.run("run", PRESET, *settings("environment.id=Nothing-v0"), "--run-dir", "run")
+    assert result.returncode == 2, result.stdout
+    errors = [line for line in result.stdout.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "Nothing-v0" in errors[0]
+
+
+def test_store_out_of_reach(commands):
+    arguments = settings("store.url=redis://127.0.0.1:1", "store.unreachable_seconds=1")
+    result = commands.run("run", PRESET, *SMALL, *arguments, "--run-dir", "run", timeout=90)
+    assert result.returncode == 4, result.stdout
+    assert "error: " in result.stdout
+
+
+def test_variables_reach_the_children_once(commands):
+    limit = settings("run.max_steps=1000")
+    result = commands.run("run", PRESET, *SMALL, *limit, "--run-dir", "run", SEEDMQ_WORKERS="2")
+    assert result.returncode == 0, result.stdout
+    assert (commands.cwd / "run" / "logs" / "worker-1.log").is_file()
+
+
+@pytest.mark.parametrize("command", ["eval", "status"])
+def test_directory_without_a_run(commands, command):
+    (commands.cwd / "empty").mkdir()
+    for path in ("missing", "empty"):
+        result = commands.run(command, path)
+        assert result.returncode == 2
+        assert result.stdout.startswith("error: ")
+        assert path in result.stdout

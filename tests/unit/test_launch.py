@@ -1,0 +1,170 @@
+"""What a run, its status and its evaluation show and say."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.config.tree import RunSection
+from pipeline.launch.evaluate import Ended, Schedule, ended_in, summarize
+from pipeline.launch.progress import Progress, duration, ending, ledger_error, line, seconds_left
+from pipeline.launch.run import error_line
+from pipeline.launch.status_text import render, who_waits
+from pipeline.rows import FIRST, NO_REPLY, ROW, TERMINATED, TRUNCATED
+from workers.rows import StepRows
+
+pytestmark = pytest.mark.unit
+
+SUMMARY = {
+    "agent_steps": 43210,
+    "agent_steps_per_second": 4400.0,
+    "seconds": 9.82,
+    "episodes": 512,
+    "episode_return_mean": 195.5,
+    "updates": 67,
+    "policy_lag_mean": 1.25,
+    "ledger": {"error": 0},
+    "waiting_for": None,
+    "stop_reason": "solved",
+}
+
+
+def test_last_line_says_why_and_how_far():
+    assert ending(SUMMARY, 20.0) == (
+        "solved after 9.8 s: mean return 195.50 over the last episodes, 43,210 steps, 4,400 steps/s, 67 updates, "
+        "512 episodes, policy lag 1.25, ledger error 0"
+    )
+    assert ending(None, 2.0) == "ended after 2.0 s, before the first environment step"
+    assert ending({**SUMMARY, "stop_reason": "signal"}, 20.0).startswith("stopped after 9.8 s")
+    assert ending({**SUMMARY, "stop_reason": None}, 20.0).startswith("interrupted after")
+
+
+def test_figures_that_are_not_there_yet():
+    early = {"agent_steps": 0, "seconds": 0.0, "episode_return_mean": None, "loss": None}
+    assert "return -" in line(early, RunSection())
+    assert "no episode finished" in ending(early, 1.0)
+    assert ledger_error(early) == "-"
+
+
+def test_time_left_is_to_the_nearer_limit():
+    assert seconds_left(SUMMARY, RunSection()) is None
+    assert seconds_left(SUMMARY, RunSection(max_steps=87210)) == pytest.approx(10.0)
+    assert seconds_left(SUMMARY, RunSection(max_steps=87210, max_seconds=12.82)) == pytest.approx(3.0)
+    assert seconds_left({**SUMMARY, "agent_steps": 10**9}, RunSection(max_steps=5)) == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(41.6, "42 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_plain_output_is_a_line_every_few_seconds(capsys):
+    progress = Progress(RunSection(), Console(file=io.StringIO()))
+    for tenth in range(110):
+        progress.update(None if tenth < 40 else SUMMARY, {"learner": "running", "worker-0": "restarting"}, tenth / 10)
+    progress.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "starting, 0 s: learner running; worker-0 restarting; no environment step yet"
+    assert len(lines) == 3
+    assert all(text.startswith("10 s, steps 43,210") for text in lines[1:])
+
+
+def test_terminal_shows_one_block():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    progress = Progress(RunSection(max_steps=87210), console)
+    progress.update(SUMMARY, {"worker-0": "restarting"}, 10.0)
+    progress.say("a [line] that stays")
+    progress.close()
+    output = console.file.getvalue()
+    assert "worker-0 restarting" in output
+    assert "a [line] that stays" in output
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["x", "error: bad key"], "bad key"),
+        (["2026-01-31T12:00:00.123Z ERROR worker/- no such environment", "x"], "no such environment"),
+        (["2026-01-31T12:00:00.123Z ERROR worker/- first", "error: second"], "second"),
+        (["Traceback", "x"], None),
+        ([], None),
+    ],
+)
+def test_error_line(lines, expected):
+    assert error_line(lines) == expected
+
+
+def ended(*pairs):
+    return Ended(np.array([e for e, _ in pairs]), np.array([r for _, r in pairs], float))
+
+
+def test_episodes_are_assigned_beforehand():
+    schedule = Schedule(5, 2)
+    # Environment 1 is quick: only its own two episodes count.
+    for value in (1.0, 3.0, 99.0, 98.0):
+        schedule.book(ended((1, value)))
+    assert not schedule.done
+    schedule.book(ended((0, 0.0), (1, 97.0)))
+    schedule.book(ended((0, 2.0)))
+    schedule.book(ended())
+    assert not schedule.done
+    schedule.book(ended((0, 4.0)))
+    assert schedule.done
+    assert schedule.returns == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert summarize("greedy", schedule.returns)["episode_return_mean"] == 2.0
+
+
+def test_final_rows_end_episodes_whether_they_need_a_reply_or_not():
+    records = np.zeros(4, ROW)
+    records["environment"] = [1, 0, 1, 2]
+    records["flags"] = [NO_REPLY | TERMINATED, 0, FIRST, TRUNCATED]
+    records["episode_return"] = [7.0, 0, 0, 9.0]
+    found = ended_in(StepRows(records, []))
+    assert found.environments.tolist() == [1, 2]
+    assert found.returns.tolist() == [7.0, 9.0]
+
+
+STATUS = {
+    "broker": "b",
+    "workers_total": 1,
+    "workers": [
+        {"worker": 0, "worker_id": "[red]\x1b[2J", "state": "serving", "report": {"faults": {"env_errors": 2}}}
+    ],
+    "learners": [{"learner": "l", "held_back": "store full", "pending_rows": 64, "oldest_wait_seconds": 0.25}],
+    "learner": {
+        "state": "training",
+        "waiting_for": "training waits for unrolls",
+        "ledger": {"taken": 5, "dropped": {}},
+    },
+}
+
+
+def test_status_says_who_waits_for_whom():
+    assert who_waits(STATUS) == [
+        "workers are held back: store full",
+        "64 rows wait for inference, the oldest for 0.2 s",
+        "training waits for unrolls",
+    ]
+    assert who_waits({}) == [
+        "workers wait for a learner: none is connected",
+        "the learner waits for workers: none is connected",
+    ]
+
+
+@pytest.mark.parametrize("status", [STATUS, {}, {"workers": 3, "learners": [1], "learner": []}])
+def test_status_is_shown_whatever_it_holds(status):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render(status))
+    output = console.file.getvalue()
+    assert "\x1b" not in output
+    if status is STATUS:
+        assert "[red]?[2J" in output
+        assert "env_errors 2" in output
+
+
+def test_ended_run_is_shown_with_its_summary():
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render({"run_directory": "runs/a", "ended": "solved", "summary": SUMMARY}))
+    assert "runs/a has ended: solved" in console.file.getvalue()
+    assert "43,210" in console.file.getvalue()
