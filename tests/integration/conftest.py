@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -55,6 +56,15 @@ def shared_redis(redis_binary: Path | None) -> Iterator[EmbeddedServer]:
         EmbeddedServer(Path(directory), binary=redis_binary) as server,
     ):
         yield server
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 @pytest.fixture
