@@ -51,6 +51,7 @@ class UnrollWriter:
         self._changed = threading.Condition()
         self._queue: deque[Unroll] = deque()
         self._closing_at: float | None = None
+        self._gave_up = False
         self.store_full_since: float | None = None
         self.repeated = 0
 
@@ -71,7 +72,10 @@ class UnrollWriter:
             self._changed.notify()
 
     def close(self, deadline: float) -> None:
-        """Asks the thread to end when the backlog is put, at the latest at ``deadline`` (monotonic seconds)."""
+        """Asks the thread to end when the backlog is put, at the latest at ``deadline`` (monotonic seconds).
+
+        A full store ends it at once: training has stopped, so nobody makes room. What is left stays counted as waiting.
+        """
         with self._changed:
             self._closing_at = deadline
             self._changed.notify()
@@ -92,10 +96,8 @@ class UnrollWriter:
                 if self._closing_at is not None:
                     return None
                 self._changed.wait(IDLE_SECONDS)
-            elif self._closing_at is not None and time.monotonic() > self._closing_at:
-                log.warning(
-                    "%d unrolls could not be put before the stop: they stay counted as waiting", len(self._queue)
-                )
+            elif self._gave_up or (self._closing_at is not None and time.monotonic() > self._closing_at):
+                log.info("%d unrolls did not fit the store at the stop: they stay counted as waiting", len(self._queue))
                 return None
             return [self._queue[i] for i in range(min(PUT_ITEMS, len(self._queue)))]
 
@@ -108,10 +110,11 @@ class UnrollWriter:
             puts = puts[result.stored :]
             if not puts:
                 break
+            if self._closing_at is not None:
+                self._gave_up = True
+                return
             self.store_full_since = self.store_full_since or time.monotonic()
             self._space.wait(FULL_POLL_SECONDS)
-            if self._closing_at is not None and time.monotonic() > self._closing_at:
-                return
         self.store_full_since = None
 
     def _book(self, puts: list[Put], repeated: int, dropped: int) -> None:
