@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import two_cpus  # noqa: F401
 
 from learner.distributions import distribution_for
 from learner.inputs import Outputs, RewardTransform, unroll_inputs, unroll_state
@@ -13,13 +14,6 @@ from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout
 
 pytestmark = pytest.mark.unit
-
-# Two logical devices, for the mirrored variables below; set before anything runs.
-_CPU = tf.config.list_physical_devices("CPU")[0]
-try:
-    tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
-except RuntimeError as error:
-    print(f"TensorFlow already runs: {error}")
 
 REWARDS = RewardTransform(scale=0.5, clip=2.0)
 BUCKETS = (1, 4, 8)
@@ -339,8 +333,6 @@ def test_weights_are_read_as_they_are():
 
 
 def test_a_policy_reads_the_replica_of_its_own_device():
-    if len(tf.config.list_logical_devices("CPU")) < 2:
-        pytest.skip("TensorFlow was started with one logical CPU")
     strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     spaces = Spaces(NESTED, ACTIONS["box"])
     core = NetworkSection(hidden=[4], lstm=2)
