@@ -127,7 +127,10 @@ def _deeper(value: Any, depth: int) -> bool:
         return False
     if depth == 0:
         return True
-    return any(_deeper(x, depth - 1) for x in (value.values() if isinstance(value, dict) else value))
+    for x in value.values() if isinstance(value, dict) else value:  # a loop: this is on the path of every message
+        if isinstance(x, (list, dict)) and _deeper(x, depth - 1):
+            return True
+    return False
 
 
 def fields_of(message: Message, *types: type | tuple[type, ...]) -> list[Any]:

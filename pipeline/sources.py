@@ -89,10 +89,6 @@ def _plain(request: StepRequest) -> StepRequest:
     return request._replace(buffers=[frame.buffer for frame in request.buffers])
 
 
-def _poll_milliseconds(seconds: float) -> int:
-    return max(0, math.ceil(seconds * 1000))
-
-
 class EmbeddedSource:
     """The broker inside the inference thread: no hop between workers and policy."""
 
@@ -151,7 +147,7 @@ class EmbeddedSource:
             wait = min(deadline, self._next_tick, router.deadline(now)) - self._clock()
             if self._clock() >= deadline:
                 return [], []
-            self._frontend.socket.poll(_poll_milliseconds(wait))
+            self._frontend.wait(wait)
 
     def reply(self, replies: list[Reply]) -> None:
         """See ``RequestSource.reply``."""
@@ -226,6 +222,8 @@ class BrokerSource:
         self._context: Context = zmq.Context() if context is None else context
         self._clock = clock
         self._socket = learner_socket(self._context, config.broker, config.security)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._batch = config.learner.inference_batch
         self._heartbeat = config.broker.heartbeat_seconds
         self._ready = Ready(learner_id, time.time_ns() // 1000, slots, self._batch, "", [], [])
@@ -253,7 +251,8 @@ class BrokerSource:
             if now >= deadline:
                 return [], []
             self._grant(credit)
-            self._socket.poll(_poll_milliseconds(min(deadline, self._next_ready) - self._clock()))
+            wait = min(deadline, self._next_ready) - self._clock()
+            self._poller.poll(max(0, math.ceil(wait * 1000)))
 
     def reply(self, replies: list[Reply]) -> None:
         """See ``RequestSource.reply``. What cannot be sent is counted: the workers will repeat their requests."""

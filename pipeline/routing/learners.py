@@ -51,7 +51,7 @@ class Learner:
     """One learner.
 
     Attributes:
-        session: Grows whenever the connection or the process is another: credit and what was on the way are void then.
+        session: Another number whenever the connection or the process is another, or it was lost: credit is void then.
         credit: Rows that it can still take.
         used: Slots of the workers assigned to it.
         published: Its part of the status.
@@ -60,7 +60,6 @@ class Learner:
     def __init__(self, ready: Ready, peer: bytes, batcher: Batcher, now: float) -> None:
         self.name = ready.learner
         self.batcher = batcher
-        self.session = 0
         self.used = 0
         self.published: dict[str, Any] = {}
         self.silent = False
@@ -71,7 +70,7 @@ class Learner:
         self.peer = peer
         self.epoch = ready.epoch
         self.credit = 0
-        self.session += 1
+        self.session = 0  # the router numbers it
         self.refresh(ready, now)
 
     def refresh(self, ready: Ready, now: float) -> None:

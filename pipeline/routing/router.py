@@ -42,6 +42,7 @@ class Router:
         self.draining: str | None = None
         self._actions: list[Action] = []
         self._ticked: float | None = None
+        self._sessions = 0
 
     # What the loop calls.
 
@@ -190,6 +191,9 @@ class Router:
             self._renew(learner, ready, peer, now)
         else:
             learner.refresh(ready, now)
+        if learner.session == 0:
+            self._sessions += 1
+            learner.session = self._sessions
         self._compare(learner, ready, now)
         return learner
 
