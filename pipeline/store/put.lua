@@ -40,12 +40,20 @@ local function drop_oldest_untaken()
   return tonumber(entry[2][2]) -- fields: v, valid, p, payload
 end
 
+local environments = {}
+for i = 7, #ARGV, 6 do environments[#environments + 1] = ARGV[i] end
+local before = redis.call('HMGET', last, unpack(environments))
+local last_put, changed = {}, {} -- of each environment: {run, row}; field, value, field, value...
+for i, environment in ipairs(environments) do
+  local run, row = string.match(before[i] or '', '^(%d+) (%-?%d+) ')
+  last_put[environment] = {run, tonumber(row)}
+end
+
 local stored, repeated, dropped, added = 0, 0, 0, 0
 for i = 7, #ARGV, 6 do
   local environment, run, row, next_index = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local before = redis.call('HGET', last, environment)
-  local last_run, last_row = string.match(before or '', '^(%d+) (%-?%d+) ')
-  if last_run == run and tonumber(row) <= tonumber(last_row) then
+  local put = last_put[environment]
+  if put[1] == run and tonumber(row) <= put[2] then
     repeated = repeated + 1
   else
     if length >= capacity and drop then
@@ -56,12 +64,15 @@ for i = 7, #ARGV, 6 do
     end
     if length >= capacity then break end
     redis.call('XADD', stream, '*', 'v', ARGV[i + 4], 'p', ARGV[i + 5])
-    redis.call('HSET', last, environment, run .. ' ' .. row .. ' ' .. next_index)
+    last_put[environment] = {run, tonumber(row)}
+    changed[#changed + 1] = environment
+    changed[#changed + 1] = run .. ' ' .. row .. ' ' .. next_index
     length, added = length + 1, added + tonumber(ARGV[i + 4])
   end
   stored = stored + 1
 end
 
+if #changed > 0 then redis.call('HSET', last, unpack(changed)) end
 if added ~= 0 then redis.call('HINCRBY', books, 'put_total', added) end
 if dropped ~= 0 then redis.call('HINCRBY', books, 'dropped_total', dropped) end
 if added ~= dropped then redis.call('HINCRBY', books, 'waiting', added - dropped) end

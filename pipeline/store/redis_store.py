@@ -89,6 +89,7 @@ class RedisFifo:
         )
         self._capacity = capacity
         self._drop_oldest = when_full == "drop_oldest"
+        self._was_full = False  # the last put did not fit
         self._consumer = consumer
         self._token = uuid.uuid4().hex
         self._calls = 0
@@ -128,17 +129,25 @@ class RedisFifo:
     def put(self, items: list[Put]) -> PutResult:
         """Appends items in order, each once; stops at the first that does not fit.
 
+        After a put that did not fit, the next one asks for the length first and sends only what there is room for: to
+        wait costs no payloads. (Repeats then wait for room too.)
+
         Raises:
             StoreFull: Redis has no memory left now.
             UnreachableError: Redis stayed away.
             StoreError: Redis refused.
         """
         stored = repeated = dropped = 0
+        asked = len(items)
+        if self._was_full:
+            length: Any = self._commands.call(lambda client: client.xlen(self._stream))
+            items = items[: max(0, self._capacity - length)]
         for chunk in _chunks(items):
             result = self._put(chunk)
             stored, repeated, dropped = stored + result[0], repeated + result[1], dropped + result[2]
             if result[0] < len(chunk):
                 break
+        self._was_full = stored < asked and not self._drop_oldest
         return PutResult(stored, repeated, dropped)
 
     def _put(self, items: list[Put]) -> list[int]:

@@ -92,7 +92,8 @@ def test_block_stores_what_fits(make_fifo: FifoFactory) -> None:
     assert fifo.put([item(4)]) == (0, 0, 0), "what is taken counts until it is acknowledged"
     fifo.acknowledge(taken)
     assert fifo.put([item(4), item(5)]) == (1, 0, 0)
-    assert fifo.put([item(3), item(4)]) == (2, 2, 0), "a repeat needs no room"
+    assert fifo.put([item(5)]) == (0, 0, 0), "it waits"
+    assert make_fifo(capacity=4).put([item(3), item(4)]) == (2, 2, 0), "a repeat needs no room"
     assert fifo.counts() == (25, 5, 0, 20, 4)
 
 
