@@ -1,0 +1,329 @@
+"""Real processes and sockets: a supervised worker against a minimal broker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from pipeline.config.tree import Config
+from pipeline.protocol import Kind
+from pipeline.stopping import StopToken
+from tests.mini_broker import MiniBroker, Tally
+from workers.supervisor import Supervisor, supervise
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+ROOT = Path(__file__).parents[2]
+
+
+def config_of(broker, kwargs=None, envs=4, groups=2, worker="w", environment="Counter-v0", limits=None, **sections):
+    tree = {
+        "environment": {"id": f"tests.counter_env:{environment}", "kwargs": kwargs or {}, **(limits or {})},
+        "workers": {"envs": envs, "groups": groups, "id": worker},
+        "broker": {"bind": broker if isinstance(broker, str) else broker.endpoint, "heartbeat_seconds": 0.2},
+    }
+    for name, values in sections.items():
+        tree.setdefault(name, {}).update(values)
+    return Config.model_validate(tree)
+
+
+class Running:
+    """A worker in a thread of this process; its child is a real process."""
+
+    def __init__(self, config):
+        self.stop, self.code = StopToken(), None
+        self._thread = threading.Thread(target=self._run, args=(config,), daemon=True)
+        self._thread.start()
+
+    def _run(self, config):
+        self.code = supervise(config, self.stop)
+
+    def ended(self, seconds=30.0):
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the worker did not end in time"
+        return self.code
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop.stop("test")
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+def environments_processes():
+    """Children of this process that step environments (multiprocessing's resource tracker stays)."""
+    children = psutil.Process().children(recursive=True)
+    return [c for c in children if c.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(c.cmdline())]
+
+
+@pytest.fixture
+def broker():
+    with MiniBroker() as broker:
+        yield broker
+    assert not environments_processes()
+
+
+def check_rows(run):
+    """Every (episode, step) of each environment once, in order."""
+    tallies, last = {}, {}
+    for group, records, leaves in run.rows:
+        for record, observation in zip(records, leaves[0], strict=True):
+            name = (group, int(record["environment"]))
+            tallies.setdefault(name, Tally()).add(record)
+            assert record["index"] == tallies[name].valid
+            step = (int(observation[1]), int(observation[2]))
+            assert name not in last or step > last[name]
+            last[name] = step
+
+
+def test_groups_step_and_a_stop_delivers_all_that_was_taken(broker):
+    with Running(config_of(broker)) as worker:
+        broker.until(lambda: broker.transitions > 1000)
+        worker.stop.stop("test")
+        assert worker.ended(10) == 0
+    (run,) = broker.runs.values()
+    (bye,) = broker.byes.values()
+    assert bye.taken == run.transitions and bye.dropped == {} and bye.faults == {}
+    assert run.hello.groups == [2, 2]
+    check_rows(run)
+
+
+@pytest.mark.parametrize("environment", ["CounterDict-v0", "CounterTuple-v0", "CounterVector-v0"])
+def test_other_observations_arrive_whole(broker, environment):
+    kwargs = {"autoreset_mode": "SameStep"} if "Vector" in environment else {}
+    with Running(config_of(broker, kwargs, environment=environment)):
+        broker.until(lambda: broker.transitions > 500)
+    (run,) = broker.runs.values()
+    assert next(iter(broker.byes.values())).taken == run.transitions
+    if "Vector" in environment:
+        check_rows(run)
+
+
+def test_large_observations_are_not_torn():
+    with MiniBroker() as broker:
+        config = config_of(broker, envs=24, groups=2)  # 12 frames of 84 x 84: above the size that is copied
+        config = config.model_copy(update={"environment": config.environment.model_copy(update=ATARI)})
+        with Running(config):
+            broker.until(lambda: broker.transitions > 240, seconds=60)
+        (run,) = broker.runs.values()
+        assert next(iter(broker.byes.values())).taken == run.transitions
+        assert all(len(np.unique(leaves[0])) > 1 for _, _, leaves in run.rows)
+
+
+ATARI = {"id": "ALE/Pong-v5", "kwargs": {}, "frame_skip": 4}
+
+
+def test_dismissal_by_the_learner_ends_with_0(broker):
+    with Running(config_of(broker)) as worker:
+        broker.until(lambda: broker.transitions > 100)
+        broker.dismissed = True
+        assert worker.ended(10) == 0
+    (run,) = broker.runs.values()
+    assert next(iter(broker.byes.values())).taken == run.transitions
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang_gil", "hang_reset"])
+def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    once = {"fault": fault, "at": 3, "episode": 3, "once": str(tmp_path / "once")}
+    limits = {"step_timeout_seconds": 1.0, "reset_timeout_seconds": 10.0}
+    if fault == "hang_reset":
+        limits["reset_timeout_seconds"] = 5.0
+    with (
+        Running(config_of(broker, {"step_seconds": 0.001}, worker="other")),
+        Running(config_of(broker, once, worker="sick", limits=limits)),
+    ):
+        broker.until(lambda: sum(hello.worker_id == "sick" for hello in broker.hellos) >= 2)
+        again = broker.hellos[-1]
+        broker.until(lambda: broker.runs[again.run].transitions > 200)
+        assert sum(hello.worker_id == "other" for hello in broker.hellos) == 1
+    dead, living = [number for number, run in broker.runs.items() if run.hello.worker_id == "sick"]
+    report = again.reports[str(dead)]
+    assert report["faults"] == {"env_hangs": 1} and "hung" in report["message"]
+    assert report["taken"] >= broker.runs[dead].transitions
+    assert broker.runs[dead].worker == broker.runs[living].worker
+    (text,) = [record.getMessage() for record in caplog.records if "its stack" in record.getMessage()]
+    assert "counter_env.py" in text and ("_hang" in text or "_fail" in text)
+    assert "seed" in text and "last actions" in text and "environment" in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", "the counter was told to fail"),
+        ("exit", "exit code 77"),
+        ("segfault", "SIGSEGV"),
+        ("shape", "has shape (4,), its space says (3,)"),
+    ],
+)
+def test_a_fault_is_survived_and_told(broker, fault, words, tmp_path, caplog):
+    kwargs = {"fault": fault, "episode": 4, "once": str(tmp_path / "once")}
+    with Running(config_of(broker, kwargs)):
+        broker.until(lambda: len(broker.hellos) >= 2)
+        again = broker.hellos[-1]
+        broker.until(lambda: broker.runs[again.run].transitions > 200)
+    (report,) = again.reports.values()
+    assert report["faults"] == {"env_errors": 1} and words in report["message"]
+    assert report["taken"] >= broker.runs[int(next(iter(again.reports)))].transitions > 0
+    assert words in caplog.text
+
+
+def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(broker, caplog):
+    with Running(config_of(broker, {"fault": "raise"}, limits={"fault_budget": 2})) as worker:
+        assert worker.ended(60) == 3
+    assert len(broker.hellos) == 3
+    assert "fault_budget = 2" in caplog.text and "the counter was told to fail at step 3" in caplog.text
+    last = broker.hellos[-1].run
+    assert broker.byes[last].faults == {"env_errors": 1} and "told to fail" in broker.byes[last].message
+
+
+def test_a_value_that_is_not_finite_fails_by_default_and_is_dropped_on_demand(broker, caplog):
+    with Running(config_of(broker, {"fault": "nan"})) as worker:
+        assert worker.ended() == 3
+    assert "worker 0, environment 0, group step 3" in caplog.text
+    kwargs, limits = {"fault": "nan", "episode": 2}, {"non_finite": "drop"}
+    with Running(config_of(broker, kwargs, worker="dropping", limits=limits)):
+        broker.until(lambda: any(run.transitions > 200 for run in broker.runs.values()))
+    run = list(broker.runs.values())[-1]
+    bye = list(broker.byes.values())[-1]
+    assert bye.dropped == {"non_finite": 4} and bye.faults == {"non_finite": 4}
+    assert bye.taken == run.transitions + 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "words"), [("Missing-v0", 2, "Missing"), ("Counter-v0", 4, "no broker answered")]
+)
+def test_what_a_restart_does_not_cure_ends_at_once(environment, code, words, caplog):
+    config = config_of("tcp://127.0.0.1:1", environment=environment, workers={"connect_timeout_seconds": 1.0})
+    with Running(config) as worker:
+        assert worker.ended() == code
+    assert words in caplog.text
+
+
+def test_a_broker_that_restarts_is_joined_again_and_nothing_is_lost(tmp_path):
+    endpoint = f"ipc://{tmp_path}/b"
+    broker = MiniBroker(endpoint)
+    with Running(config_of(broker)) as worker:
+        for _ in range(5):
+            broker.until(lambda b=broker: b.transitions > 200)
+            broker.close()
+            (before,) = broker.runs.values()
+            number = next(iter(broker.runs))
+            broker = MiniBroker(endpoint)
+            broker.until(lambda b=broker: b.transitions > 200, seconds=10)
+            (after,) = broker.runs.values()
+            assert next(iter(broker.runs)) == number and after.worker == before.worker
+            for group in (0, 1):
+                first = next(rows for rows in after.rows if rows[0] == group)[1]
+                for record in first:
+                    known = before.delivered[group, int(record["environment"])]
+                    assert known <= record["index"] <= known + 1
+        worker.stop.stop("test")
+        assert worker.ended(10) == 0
+    broker.close()
+    assert broker.byes[number].taken == after.transitions
+
+
+def test_a_lost_reply_is_asked_for_again(broker):
+    broker.mute.add(Kind.STEP)
+    with Running(config_of(broker, workers={"reply_timeout_seconds": 0.3})):
+        broker.until(lambda: broker.runs and next(iter(broker.runs.values())).report is not None)
+        broker.mute.clear()
+        broker.until(lambda: broker.transitions > 100)
+
+
+def test_a_hang_at_the_drain_is_killed_in_time(broker):
+    kwargs = {"fault": "hang_gil", "episode": 2}
+    with Running(config_of(broker, kwargs, run={"drain_timeout_seconds": 1.5})) as worker:
+        broker.until(lambda: broker.transitions >= 7)
+        begin = time.monotonic()
+        worker.stop.stop("test")
+        assert worker.ended(10) == 0
+        assert time.monotonic() - begin < 5
+    (run,) = broker.runs.values()
+    (bye,) = broker.byes.values()
+    assert bye.taken >= run.transitions
+
+
+WORKER = """
+import sys
+from pipeline.config.tree import Config
+from pipeline.stopping import StopToken, install_signal_handlers
+from workers.supervisor import supervise
+
+if __name__ == "__main__":
+    stop = StopToken()
+    install_signal_handlers(stop)
+    sys.exit(supervise(Config.model_validate_json(sys.argv[1]), stop))
+"""
+
+
+@pytest.fixture
+def process(broker, tmp_path):
+    """A worker as a process of its own."""
+    script = tmp_path / "worker.py"
+    script.write_text(textwrap.dedent(WORKER))
+    text = config_of(broker).model_dump_json(by_alias=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, str(script), text], cwd=ROOT, env=environment)
+    yield process
+    process.kill()
+    process.wait(10)
+
+
+def child_of(process):
+    return next(c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline()))
+
+
+def test_sigterm_drains_a_worker_process(broker, process):
+    broker.until(lambda: broker.transitions > 200)
+    child = child_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert not child.is_running()
+    (run,) = broker.runs.values()
+    assert next(iter(broker.byes.values())).taken == run.transitions
+
+
+def test_an_interrupt_of_the_whole_process_group_drains_too(broker, process):
+    broker.until(lambda: broker.transitions > 200)
+    child_of(process).send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+    assert next(iter(broker.byes.values())).taken == broker.transitions
+
+
+def test_a_killed_supervisor_leaves_no_child(broker, process):
+    broker.until(lambda: broker.transitions > 200)
+    child = child_of(process)
+    process.kill()
+    assert psutil.wait_procs([child], timeout=10)[1] == []
+
+
+@pytest.mark.timeout(240)
+def test_twenty_restarts_under_load_are_all_served(broker):
+    with Running(config_of(broker, worker="steady")):
+        for number in range(20):
+            worker = Supervisor(config_of(broker, worker="restarted"), StopToken())
+            thread = threading.Thread(target=worker.run, daemon=True)
+            thread.start()
+            broker.until(
+                lambda n=number: len({r for r, x in broker.runs.items() if x.hello.worker_id == "restarted"}) > n
+            )
+            run = next(r for r in reversed(broker.runs.values()) if r.hello.worker_id == "restarted")
+            broker.until(lambda run=run: run.transitions > 20)
+            worker._stop.stop("test")
+            thread.join(10)
+            assert not thread.is_alive()
