@@ -122,11 +122,11 @@ def _figures(summary: Summary, limits: RunSection) -> list[tuple[str, str]]:
         ("updates", _count(summary, "updates")),
         ("lag", _decimal(summary, "policy_lag_mean")),
     ]
-    waiting, left = summary.get("waiting_for"), seconds_left(summary, limits)
-    if waiting:
-        figures.append(("waits for", str(waiting)))
+    left, waiting = seconds_left(summary, limits), summary.get("waiting_for")
     if left is not None:
         figures.append(("left", duration(left)))
+    if waiting:
+        figures.append(("", str(waiting)))
     return figures
 
 
@@ -136,7 +136,7 @@ def _block(summary: Summary | None, states: Mapping[str, str], seconds: float, l
         table.add_row(Text(_starting(states, seconds)))
         return table
     for name, value in _figures(summary, limits):
-        table.add_row(Text(name or "time", style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(value))
     trouble = [f"{name} {state}" for name, state in states.items() if state == "restarting"]
     if trouble:
         table.add_row(Text("processes", style="bold"), Text(", ".join(trouble), style="yellow"))

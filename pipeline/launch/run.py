@@ -46,6 +46,7 @@ from pipeline.launch.processes import (
     Action,
     Delay,
     Finish,
+    Kill,
     Start,
     Supervisor,
     Terminate,
@@ -182,11 +183,11 @@ class _Launch:
                 return action
             if isinstance(action, Start):
                 self._children.start(action.component, *(["--resume"] if action.resume else []))
-            elif isinstance(action, Delay):
+            elif isinstance(action, Delay) and action.code != EXIT_FINISHED:
                 self._say_failure(action.component, action.code, f"starts again in {action.seconds:.1f} s")
             elif isinstance(action, Terminate):
                 self._children.terminate(action.component)
-            else:
+            elif isinstance(action, Kill):
                 self._children.kill(action.component)
         return None
 
@@ -195,7 +196,7 @@ class _Launch:
         return None if _stamp(self._directory.summary) == self._old_summary else self._directory.read_summary()
 
     def _say_failure(self, component: str, code: int, then: str) -> None:
-        lines = [] if code == EXIT_FINISHED else self._children.last_words(component, _SHOWN_LINES)
+        lines = self._children.last_words(component, _SHOWN_LINES)
         self._progress.say("\n".join([f"{component} ended with {words(code)}, {then}", *(f"    {x}" for x in lines)]))
 
     def _say_end(self, finish: Finish) -> None:

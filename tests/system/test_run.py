@@ -98,14 +98,29 @@ def test_first_signal_drains(commands, going, number, code):
     assert list((directory / "checkpoints").iterdir())
 
 
-def test_second_signal_kills(commands, going):
-    process, _ = going()
-    # A learner that is stopped cannot drain: only the second signal can end this.
+def stop_learner_cold(commands):
+    """A learner that is stopped (SIGSTOP) can neither drain nor end."""
     (learner,) = commands.find("learner --config")
     os.kill(learner, signal.SIGSTOP)
+
+
+def test_second_signal_kills(commands, going):
+    process, _ = going()
+    stop_learner_cold(commands)
     process.send_signal(signal.SIGTERM)
+    # Two signals of a kind that are under way together arrive as one.
+    assert any("stopping in order" in line for line in process.stdout)
     process.send_signal(signal.SIGTERM)
     assert ended(process, 2)[0] == 143
+
+
+def test_learner_that_does_not_drain_is_killed(commands, going):
+    process, _ = going()
+    stop_learner_cold(commands)
+    process.send_signal(signal.SIGTERM)
+    code, output = ended(process, 10.5)
+    assert code == 3, output
+    assert "learner did not end within" in output
 
 
 def test_signal_during_the_start(commands, until):
