@@ -61,11 +61,20 @@ class World:
         return self.lossy and self.random.random() < 0.1
 
     def act(self) -> None:
-        self.random.choices(
-            [self.arrive, self.say_hello, self.ask, self.heartbeat, self.leave, self.ready, self.give_credit, self.answer,
-             self.pass_time, self.replace_learner, self.restart_broker],
-            [2, 6, 20, 4, 1, 4, 8, 12, 6, 0.2, 0.2],
-        )[0]()  # fmt: skip
+        acts = [
+            (self.arrive, 2.0),
+            (self.say_hello, 6.0),
+            (self.ask, 20.0),
+            (self.heartbeat, 4.0),
+            (self.leave, 1.0),
+            (self.ready, 4.0),
+            (self.give_credit, 8.0),
+            (self.answer, 12.0),
+            (self.pass_time, 6.0),
+            (self.replace_learner, 0.2),
+            (self.restart_broker, 0.2),
+        ]
+        self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]()
         self.settle()
 
     def settle(self) -> None:
