@@ -1,0 +1,146 @@
+"""What compressing unrolls costs and saves: python benchmarks/compression.py [--unrolls N] [--json]
+
+Real unrolls: 84 x 84 grey ALE frames of three games under random play (T = 20, stack 4), and CartPole's floats.
+Speeds are uncompressed MB per second of CPU time of one thread, so that they mean the same on a busy machine;
+``none`` is the baseline: header, checksum and copy only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import blosc2
+import gymnasium
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+
+from pipeline.spaces import Leaf
+from pipeline.store.codec import Codec, decode_batch, encode
+from pipeline.unrolls import OBSERVATION, UnrollLayout
+
+GAMES = ("pong", "breakout", "seaquest")
+UNROLL_LENGTH, STACK, WARM_UP_STEPS = 20, 4, 100
+FIELD = OBSERVATION + "observation"
+
+
+class Method(NamedTuple):
+    name: str
+    encode: Callable[[Any, UnrollLayout], bytes]
+    decode: Callable[[list[bytes], UnrollLayout], Any]
+
+
+def ours(name: str, codec: Codec) -> Method:
+    return Method(name, lambda record, layout: encode(record, layout, codec), decode_batch)
+
+
+def blosc(name: str, codec: blosc2.Codec) -> Method:
+    def pack(record: Any, layout: UnrollLayout) -> bytes:
+        packed: bytes = blosc2.compress2(record, codec=codec, clevel=1, typesize=1, nthreads=1)
+        return packed
+
+    def unpack(payloads: list[bytes], layout: UnrollLayout) -> Any:
+        records = np.empty((len(payloads), layout.nbytes), np.uint8)
+        for record, payload in zip(records, payloads, strict=True):
+            blosc2.decompress2(payload, dst=record, nthreads=1)
+        return records
+
+    return Method(name, pack, unpack)
+
+
+METHODS = (
+    ours("none", Codec.NONE),
+    ours("lz4", Codec.LZ4),
+    ours("zstd level 1", Codec.ZSTD),
+    blosc("blosc2 lz4", blosc2.Codec.LZ4),
+    blosc("blosc2 zstd", blosc2.Codec.ZSTD),
+)
+
+
+def layout_of(leaf: Leaf, stack: int) -> UnrollLayout:
+    return UnrollLayout(UNROLL_LENGTH, stack, (leaf,), (), "int32", 6, ())
+
+
+def fill(layout: UnrollLayout, observations: Any, rng: np.random.Generator) -> Any:
+    """Records ``[N, nbytes]`` of observations ``[N, rows, ...]``; the other fields as a policy would leave them."""
+    records = np.zeros((len(observations), layout.nbytes), np.uint8)
+    fields = layout.view(records)
+    fields[FIELD][...] = observations
+    fields["behaviour"][...] = rng.normal(size=fields["behaviour"].shape)
+    fields["action"][...] = rng.integers(0, 6, fields["action"].shape)
+    fields["valid"][...] = 1
+    return records
+
+
+def atari(game: str, unrolls: int) -> tuple[UnrollLayout, Any]:
+    rng = np.random.default_rng(1)
+    layout = layout_of(Leaf("observation", "box", "uint8", (84, 84)), STACK)
+    envs, rows = 8, UNROLL_LENGTH + STACK
+    steps = -(-unrolls // envs) * rows
+    vector = AtariVectorEnv(game, num_envs=envs, num_threads=1, stack_num=1)
+    vector.reset(seed=1)
+    actions = vector.single_action_space.n
+    for _ in range(WARM_UP_STEPS):
+        vector.step(rng.integers(0, actions, envs))
+    frames = np.stack([vector.step(rng.integers(0, actions, envs))[0].reshape(envs, 84, 84) for _ in range(steps)], 1)
+    vector.close()
+    return layout, fill(layout, frames.reshape(-1, rows, 84, 84)[:unrolls], rng)
+
+
+def cartpole(unrolls: int) -> tuple[UnrollLayout, Any]:
+    rng = np.random.default_rng(1)
+    layout = layout_of(Leaf("observation", "box", "float32", (4,)), 1)
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=unrolls)
+    vector.reset(seed=1)
+    rows = [vector.step(rng.integers(0, 2, unrolls))[0] for _ in range(UNROLL_LENGTH + 1)]
+    vector.close()
+    return layout, fill(layout, np.stack(rows, 1), rng)
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU time of the fastest of three, and the result."""
+    times = []
+    for _ in range(3):
+        begun = time.thread_time()
+        result = work()
+        times.append(time.thread_time() - begun)
+    return min(times), result
+
+
+def measure(method: Method, layout: UnrollLayout, records: Any) -> dict[str, float]:
+    encode_seconds, payloads = seconds(lambda: [method.encode(record, layout) for record in records])
+    decode_seconds, decoded = seconds(lambda: method.decode(payloads, layout))
+    assert np.array_equal(decoded, records)
+    return {
+        "encode_mb_per_second": records.nbytes / 1e6 / encode_seconds,
+        "decode_mb_per_second": records.nbytes / 1e6 / decode_seconds,
+        "ratio": records.nbytes / sum(map(len, payloads)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--unrolls", type=int, default=128)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    data = {game: atari(game, options.unrolls) for game in GAMES} | {"cartpole": cartpole(32 * options.unrolls)}
+    rows: list[dict[str, Any]] = []
+    for name, (layout, records) in data.items():
+        for method in METHODS:
+            row = {"data": name, "unroll_bytes": layout.nbytes, "method": method.name}
+            rows.append(row | measure(method, layout, records))
+    if options.json:
+        print(json.dumps(rows))
+        return
+    print("| unrolls of | bytes | method | encode MB/s | decode MB/s | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        speeds = f"{row['encode_mb_per_second']:.0f} | {row['decode_mb_per_second']:.0f} | {row['ratio']:.2f}"
+        print(f"| {row['data']} | {row['unroll_bytes']} | {row['method']} | {speeds} |")
+
+
+if __name__ == "__main__":
+    main()
