@@ -7,6 +7,7 @@ that only connects needs ``server.key`` and the client pair.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,8 @@ import zmq
 import zmq.auth
 
 from pipeline.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 AUTHORIZED = "authorized"
 NAMES = ("server", "client")
@@ -69,18 +72,32 @@ def load(directory: Path, name: str, secret: bool) -> Certificate:
 
 
 def authorized(directory: Path) -> frozenset[bytes]:
-    """Public keys (Z85) that may connect. A file that is no certificate admits nobody.
+    """Public keys (Z85) that may connect. A file that is no certificate is passed over and logged.
 
     Raises:
         ConfigError: the directory is missing or unreadable.
     """
     keys = set()
-    try:
-        for path in (directory / AUTHORIZED).glob("*.key"):
-            keys.add(zmq.auth.load_certificate(path)[0])
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"security.keys = {directory}: cannot read {AUTHORIZED}: {error}") from error
+    for name, _, _ in authorized_stamp(directory):
+        try:
+            keys.add(zmq.auth.load_certificate(directory / AUTHORIZED / name)[0])
+        except (OSError, ValueError) as error:
+            log.error("security.keys = %s: %s/%s admits nobody: %s", directory, AUTHORIZED, name, error)
     return frozenset(keys)
+
+
+def authorized_stamp(directory: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, times and sizes of the authorized keys: another one means that they must be read again.
+
+    Raises:
+        ConfigError: the directory is missing or unreadable.
+    """
+    try:
+        with os.scandir(directory / AUTHORIZED) as entries:
+            found = [(x.name, x.stat()) for x in entries if x.name.endswith(".key")]
+    except OSError as error:
+        raise ConfigError(f"security.keys = {directory}: cannot read {AUTHORIZED}: {error.strerror}") from error
+    return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in found))
 
 
 def _text(public: bytes, secret: bytes) -> str:

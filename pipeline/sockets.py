@@ -212,7 +212,7 @@ class Admission:
         if security.keys is None:
             return
         self._directory = Path(security.keys)
-        self._stamp = -1
+        self._stamp: tuple[tuple[str, int, int], ...] | None = None
         self._keys: frozenset[bytes] = keys.authorized(self._directory)
         self._context = context
         bound = StopToken()
@@ -271,10 +271,10 @@ class Admission:
 
     def _current(self) -> frozenset[bytes]:
         try:
-            stamp = (self._directory / keys.AUTHORIZED).stat().st_mtime_ns
+            stamp = keys.authorized_stamp(self._directory)
             if stamp != self._stamp:
                 self._keys, self._stamp = keys.authorized(self._directory), stamp
-        except (OSError, ConfigError) as error:
+        except ConfigError as error:
             log.error("nobody is admitted: %s", error)
-            self._keys, self._stamp = frozenset(), -1
+            self._keys, self._stamp = frozenset(), None
         return self._keys
