@@ -33,12 +33,10 @@ class Algorithm(Protocol):
     Attributes:
         loss_reduction: ``mean`` divides loss and gradient by the global valid count, ``sum`` does not.
         fields: Batch fields that ``loss`` reads (``pipeline.unrolls``); others may be missing from ``batch``.
-        control_names: Names of the scheduled values, in the order of ``controls``.
     """
 
     loss_reduction: Literal["mean", "sum"]
     fields: tuple[str, ...]
-    control_names: tuple[str, ...]
 
     def build(self) -> list[tuple[str, tf.Variable]]:
         """Make and return the algorithm's own trainable variables, stable names; called once, in the strategy's scope.
@@ -60,7 +58,7 @@ class Algorithm(Protocol):
             outputs: Of the whole unroll, ``[T + 1, B, ...]``.
             batch: Name -> tensor, as ``UnrollLayout.batch`` makes them.
             distribution: Of the actions.
-            controls: ``[len(control_names)]`` float32, the scheduled values.
+            controls: ``[n]`` float32, what ``controls`` returned.
         """
         ...
 

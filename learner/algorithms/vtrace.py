@@ -30,7 +30,6 @@ class Vtrace:
     """
 
     fields = ("action", "behaviour", "reward", "terminated", "valid")
-    control_names = ("entropy_cost",)
 
     def __init__(self, settings: VtraceSection) -> None:
         if settings.entropy_target is not None and settings.entropy_cost == 0:

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.unit
 
 ACTIONS, UNROLL, BATCH, SIZE = 3, 4, 8, 5
 DISTRIBUTION = distribution_for(Leaf("action", "discrete", "int64", (), ACTIONS))
-LAYOUT = UnrollLayout(UNROLL, 1, (Leaf("observation", "box", "float32", (SIZE,)),), (), "int32", ACTIONS, ())
+LAYOUT = UnrollLayout(UNROLL, 1, (Leaf("observation", "box", "float32", (SIZE,)),), (), "int32", ACTIONS, ((1,),))
 ONE, BOTH, APART = (["cpu:0"], ["cpu:0"]), (["cpu:0"], ["cpu:0", "cpu:1"]), (["cpu:0"], ["cpu:1"])
 
 
 class Linear(Network):
-    """Linear policy and value of the observation."""
+    """Linear policy and value of the observation; a state that is carried on and added to the value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Linear(Network):
 
     def step(self, inputs: Inputs, state):
         observation = inputs.observation["observation"]
-        return Outputs(observation @ self.policy, (observation @ self.value)[:, 0]), state
+        return Outputs(observation @ self.policy, (observation @ self.value + state[0])[:, 0]), state
 
 
 def make(devices=ONE, optimizer=None, batch_size=BATCH, jit_compile=False, **settings):
@@ -66,6 +66,13 @@ def batch_of(seed=0, batch=BATCH):
     view["reward"][:] = rng.normal(size=(batch, UNROLL + 1))
     view["action"][:] = rng.integers(0, ACTIONS, (batch, UNROLL + 1))
     view["behaviour"][:] = rng.normal(size=(batch, UNROLL + 1, ACTIONS))
+    view["state/0"][:] = rng.normal(size=(batch, 1))
+    view["state/0"][:] = rng.normal(size=(batch, 1))
+    view["state/0"][:] = rng.normal(size=(batch, 1))
+    view["state/0"][:] = rng.normal(size=(batch, 1))
+    view["state/0"][:] = rng.normal(size=(batch, 1))
+    view["state/0"][:] = rng.normal(size=(batch, 1))
+    view["state/0"][:] = rng.normal(size=(batch, 1))
     view["valid"][:] = 1
     view["valid"][: batch // 2, 1:] = 0
     view["terminated"][: batch // 2, 1] = 1
@@ -82,10 +89,15 @@ def replicas_equal(trainer):
         assert first.tobytes() == second.tobytes(), name
 
 
-@pytest.mark.parametrize("optimizer", [OptimizerSection(), OptimizerSection(name="rmsprop", epsilon=0.1)])
 @pytest.mark.parametrize("devices", [BOTH, APART], ids=["two train", "one infers, one trains"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"loss_reduction": "sum"}, {"entropy_target": 0.5}], ids=["mean", "sum", "entropy target"]
+    ("settings", "optimizer"),
+    [
+        ({}, OptimizerSection()),
+        ({"loss_reduction": "sum"}, OptimizerSection(name="rmsprop", epsilon=0.1, clip_norm=1.0)),
+        ({"entropy_target": 0.5}, OptimizerSection()),
+    ],
+    ids=["mean", "sum", "entropy target"],
 )
 def test_two_devices_equal_one(devices, settings, optimizer):
     one, two = make(optimizer=optimizer, **settings), make(devices, optimizer=optimizer, **settings)
@@ -173,8 +185,9 @@ def test_batch_that_does_not_divide_is_refused():
         make(BOTH, batch_size=7)
 
 
-def test_xla_gives_the_same():
-    plain, compiled = make(), make(jit_compile=True)
+@pytest.mark.parametrize("devices", [ONE, BOTH])
+def test_xla_gives_the_same(devices):
+    plain, compiled = make(), make(devices, jit_compile=True)
     train(plain), train(compiled)
     for name, array in compiled.snapshot().items():
         np.testing.assert_allclose(array, plain.snapshot()[name], rtol=1e-5, atol=1e-5, err_msg=name)
