@@ -139,8 +139,10 @@ class EmbeddedServer:
         log.info("embedded store at %s, process %d", self.url, self._process.pid)
 
     def check(self) -> None:
-        """Raises:
-        StoreError: the process has ended.
+        """Sees that it still runs.
+
+        Raises:
+            StoreError: the process has ended.
         """
         if self._process is None or self._process.poll() is not None:
             code = None if self._process is None else self._process.returncode

@@ -140,6 +140,15 @@ def test_an_entry_deleted_by_hand_is_passed_over(
     assert rows(make_redis_fifo(shared_redis).take(2, 1.0)) == [1]
 
 
+def test_idle_waiting_logs_nothing(
+    shared_redis: EmbeddedServer, make_redis_fifo: FifoFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    fifo = make_redis_fifo(shared_redis)
+    with caplog.at_level("INFO"):
+        assert fifo.take(4, 2.2) == []
+    assert not caplog.records
+
+
 def test_a_take_goes_on_while_redis_restarts(make_redis: ServerFactory, make_redis_fifo: FifoFactory) -> None:
     server = make_redis(persist=True)
     taker = Taker(make_redis_fifo(server))
