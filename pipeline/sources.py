@@ -172,8 +172,8 @@ class EmbeddedSource:
         self._learner.held_back = (reason or "")[:300]
 
     def publish(self, status: dict[str, Any]) -> None:
-        """See ``RequestSource.publish``."""
-        self._learner.published = status
+        """See ``RequestSource.publish``. Takes a copy, over the wire format, so that what cannot travel fails here."""
+        self._learner.published = decode([encode(Kind.STATUS_REPLY, {"learner": status})]).fields[0]["learner"]
 
     def dismiss(self, reason: str) -> None:
         """See ``RequestSource.dismiss``."""

@@ -199,6 +199,7 @@ class LearnerMessages:
         (status,) = fields_of(message, dict)
         if nbytes > MAX_PUBLISHED_BYTES:
             raise ProtocolError(f"PUBLISH has {nbytes} bytes, at most {MAX_PUBLISHED_BYTES} are taken")
+        decode([encode(Kind.STATUS_REPLY, {"learner": status})])  # one level deeper there: it must still be taken
         learner.published = status
 
     def _dismiss(self, learner: Learner, message: Message, now: float) -> None:
