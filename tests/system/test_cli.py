@@ -1,6 +1,8 @@
 """The installed command, as a process of its own."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -118,3 +120,21 @@ def test_output_that_nobody_reads_is_no_crash(tmp_path: Path) -> None:
         ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_component_drains_on_a_signal(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    command = [str(Path(sys.executable).with_name("seedmq")), "--log-format", "json", "store"]
+    options = ["--config", "cartpole_vtrace", "--set", f"store.url=unix://{tmp_path}/s"]
+    with subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            entries = (json.loads(line) for line in process.stderr)
+            ready = next(entry for entry in entries if entry["message"].startswith("store ready"))
+            assert ready["component"] == "store"
+            process.send_signal(number)
+            assert process.wait(timeout=30) == code
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []
