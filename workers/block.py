@@ -12,6 +12,8 @@ from enum import IntEnum
 from multiprocessing.context import SpawnContext
 from typing import Any
 
+import numpy as np
+
 from pipeline.errors import (
     ComponentError,
     ConfigError,
@@ -78,11 +80,25 @@ class Block:
     """
 
     def __init__(self, context: SpawnContext) -> None:
-        self.numbers: Any = context.RawArray("q", len(At))
-        self._action: Any = context.RawArray("B", ACTION_BYTES)
-        self._text: Any = context.RawArray("B", TEXT_BYTES)
+        self._shared: Any = context.RawArray("q", len(At) + (ACTION_BYTES + TEXT_BYTES) // 8)
+        self._open()
         self.numbers[At.SINCE] = time.monotonic_ns()
         self.numbers[At.WORKER] = self.numbers[At.ENVIRONMENT] = -1
+
+    def __getstate__(self) -> Any:
+        return self._shared
+
+    def __setstate__(self, shared: Any) -> None:
+        self._shared = shared
+        self._open()
+
+    def _open(self) -> None:
+        """Views: slices of them are copied at once, those of ctypes arrays byte by byte."""
+        view = np.frombuffer(self._shared, np.uint8).data
+        end = len(At) * 8
+        self.numbers: Any = view[:end].cast("q")
+        self._action = view[end : end + ACTION_BYTES]
+        self._text = view[end + ACTION_BYTES :]
 
     def enter(self, phase: Phase) -> None:
         """The child begins something, now."""
@@ -104,7 +120,7 @@ class Block:
 
     def set_action(self, buffer: Any) -> None:
         """The actions of the step that begins; long ones are cut."""
-        data = bytes(memoryview(buffer)[:ACTION_BYTES])
+        data = memoryview(buffer).cast("B")[:ACTION_BYTES]
         self.numbers[At.ACTION_LENGTH] = len(data)
         self._action[: len(data)] = data
 

@@ -31,7 +31,7 @@ from pipeline.protocol import Hello
 from workers.actions import Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 from workers.block import At, Block, Phase
 from workers.environments import make_group, seeds_of
-from workers.group import Group, NonFinite
+from workers.group import Counters, Group, NonFinite
 from workers.rows import StepRows
 from workers.session import Session
 
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 FAULT_EXIT = 10
 POLL_SECONDS = 0.1  # how soon a stop of the supervisor is seen
 PR_SET_PDEATHSIG = 1
+MAX_ENVIRONMENTS = 2**16  # of one worker: see pipeline.rows.environment_id
+POLLIN, SNDMORE = int(zmq.POLLIN), int(zmq.SNDMORE)  # the enumeration's own operators are slow
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def _guarded(assignment: Assignment) -> int:
         Worker(assignment).run()
     except NonFinite as fault:
         numbers = block.numbers
+        numbers[At.NON_FINITE] += 1
         text = f"worker {numbers[At.WORKER]}, environment {fault.environment}, group step {numbers[At.STEP]}: {fault}"
         block.set_error(EnvironmentFailure(text))
         return EXIT_FAILED
@@ -157,13 +160,15 @@ class Worker:
         self._context.term()
 
     def _turn(self) -> None:
+        """One task, if there is one, else a wait for messages; then what has come, and what time brings about."""
         self._block.wait()
         if self._todo:
             self._work(self._todo.popleft())
-            timeout = 0.0
+            self._flush()
         else:
-            timeout = min(POLL_SECONDS, max(0.0, self._session.deadline() - time.monotonic()))
-        self._receive(timeout)
+            self._wait_until(self._session.deadline())
+        if self._readable():
+            self._receive()
         if self._block.numbers[At.STOP] and not self._session.stopping:
             self._perform(self._session.drain("asked to stop", time.monotonic()))
         now = time.monotonic()
@@ -176,6 +181,7 @@ class Worker:
             return
         index = task if isinstance(task, int) else task.group
         group, block = self._groups[index], self._block
+        before = group.counters()
         block.numbers[At.GROUP], block.numbers[At.STEP] = index, self._steps[index]
         block.numbers[At.ENVIRONMENT] = -1
         block.numbers[At.SEED] = self._seeds[index][0]
@@ -188,7 +194,7 @@ class Worker:
             rows = self._counted(index, group.step, task.actions)
         block.wait()
         self._steps[index] += 1
-        self._publish()
+        self._publish(before, group.counters())
         buffers = [rows.records, *rows.leaves]
         self._perform(self._session.stepped(index, len(rows.records), group.n, buffers, time.monotonic()))
 
@@ -199,25 +205,27 @@ class Worker:
         except NonFinite as error:
             raise error.shifted(index * self._groups[index].n) from error
 
-    def _receive(self, timeout: float) -> None:
-        """Sends what waits and takes what has come, waiting at most ``timeout`` seconds for either."""
-        self._flush()
+    def _wait_until(self, deadline: float) -> None:
+        """Waits for a message, or for room where messages wait to be sent; never long, so that a stop is seen."""
+        timeout = min(POLL_SECONDS, deadline - time.monotonic())
         if timeout > 0:
-            events = zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0)
-            if not self._socket.poll(max(1, int(timeout * 1000)), events):
-                return
-            self._flush()
+            self._socket.poll(max(1, int(timeout * 1000)), zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
+        self._flush()
+
+    def _receive(self) -> None:
+        """Takes what has come, at most a queue's worth."""
         for _ in range(sockets.WORKER_QUEUE):
             try:
-                frames = self._socket.recv_multipart(copy=True)
-            except zmq.Again:
-                return
-            try:
-                message = protocol.decode(frames)
+                message = protocol.decode(self._socket.recv_multipart())
             except ProtocolError as error:
                 log.warning("ignored a message that is not of the protocol: %s", error)
                 continue
             self._perform(self._session.received(message, time.monotonic()))
+            if not self._readable():
+                return
+
+    def _readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & POLLIN)
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -244,13 +252,25 @@ class Worker:
         """Sends what waits, in order, until the socket takes no more."""
         while self._outbox:
             key = next(iter(self._outbox))
-            message = self._outbox[key]
-            # Small frames are copied anyhow; large ones may be read, and stay as they are, until their ACTIONS come.
-            try:
-                self._socket.send_multipart([message.head, *message.buffers], copy=message.again)
-            except zmq.Again:
+            if not self._send(self._outbox[key]):
                 return
             del self._outbox[key]
+
+    def _send(self, message: Send) -> bool:
+        """Whether the socket took the message whole."""
+        buffers, send = message.buffers, self._socket.send
+        try:
+            send(message.head, SNDMORE if buffers else 0)
+        except zmq.Again:
+            return False
+        whole, last = True, len(buffers) - 1
+        for i, buffer in enumerate(buffers):
+            # Small frames are copied anyhow; large ones may be read, and stay as they are, until their ACTIONS come.
+            try:
+                send(buffer, SNDMORE if i < last else 0, copy=message.again)
+            except zmq.Again:  # the connection went in the midst of it: ZeroMQ drops the rest, which must follow
+                whole = False
+        return whole
 
     def _begin(self, lease: Begin) -> None:
         offset = 0
@@ -259,12 +279,13 @@ class Worker:
             offset += group.n
             self._todo.append(index)
 
-    def _publish(self) -> None:
-        numbers, rows = self._block.numbers, [group.rows for group in self._groups]
-        numbers[At.TAKEN] = sum(counts.taken for counts in rows)
-        numbers[At.MASKED] = sum(counts.masked for counts in rows)
-        numbers[At.DROPPED] = sum(counts.dropped for counts in rows)
-        numbers[At.NON_FINITE] = sum(group.non_finite for group in self._groups)
+    def _publish(self, before: Counters, after: Counters) -> None:
+        numbers = self._block.numbers
+        numbers[At.TAKEN] += after.taken - before.taken
+        numbers[At.MASKED] += after.masked - before.masked
+        if after.non_finite != before.non_finite:
+            numbers[At.DROPPED] += after.dropped - before.dropped
+            numbers[At.NON_FINITE] += after.non_finite - before.non_finite
 
     def _report(self) -> protocol.Report:
         return self._block.report()
@@ -289,8 +310,10 @@ class Worker:
         return mark
 
     def _check_sizes(self) -> None:
-        """Raises ConfigError where a message would be refused by the broker's socket."""
+        """Raises ConfigError for more than has a name, or where a message would be refused by the broker's socket."""
         n, limit = self._groups[0].n, self._config.broker.max_message_bytes
+        if self._config.workers.envs > MAX_ENVIRONMENTS:
+            raise ConfigError(f"workers.envs = {self._config.workers.envs}: a worker has at most {MAX_ENVIRONMENTS}")
         for leaf in self._groups[0].spaces.observation:
             if 2 * n * leaf.nbytes > limit:
                 raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,15 @@ class NonFinite(SeedmqError):
     def shifted(self, offset: int) -> NonFinite:
         """The same, named from ``offset`` on."""
         return NonFinite(self.environment + offset, str(self))
+
+
+class Counters(NamedTuple):
+    """A group's counters: see ``RowBuilder``; ``non_finite`` counts environments abandoned for it."""
+
+    taken: int
+    masked: int
+    dropped: int
+    non_finite: int
 
 
 class Group:
@@ -114,6 +123,10 @@ class Group:
                 bad[finals.environments[lost_finals]] = True
             leaves = self._reset_some(bad, leaves)
         return self.rows.same_step(leaves, reward, terminated, truncated, finals=finals, abandoned=self._lost(bad))
+
+    def counters(self) -> Counters:
+        rows = self.rows
+        return Counters(rows.taken, rows.masked, rows.dropped, self.non_finite)
 
     def close(self) -> None:
         self.vector.close()

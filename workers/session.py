@@ -118,7 +118,7 @@ class Session:
             self.state = State.GONE
             return [Finish(UnreachableError(f"no broker answered within {self._timing.connect:g} s"))]
         actions = self._drained(now)
-        if self.state is State.GONE:
+        if any(isinstance(action, Finish) for action in actions):
             return actions
         if now >= self._heard_at + self._silence() or self._unanswered(now):
             actions += self._reconnect(now)

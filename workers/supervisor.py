@@ -44,7 +44,7 @@ MAX_REPORTS = 32
 
 
 class Fault(NamedTuple):
-    """Why a child ended that should not have: ``env_errors`` or ``env_hangs``, and in words."""
+    """Why a child ended that should not have: ``env_errors``, ``env_hangs`` or ``fatal``, and in words."""
 
     kind: str
     message: str
@@ -132,7 +132,10 @@ class Supervisor:
         finally:
             process.kill()
             process.join(5.0)
-        return self._settle(run, block, fault)
+        self._settle(run, block, fault)
+        if (error := block.error()) is not None:
+            raise error
+        return fault
 
     def _watch(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
         """Until the child ends or is to be killed."""
@@ -142,7 +145,8 @@ class Supervisor:
             now = time.monotonic()
             if self._stop.stopped and kill_at is None:
                 block.numbers[At.STOP] = 1
-                kill_at = now + self._config.run.drain_timeout_seconds
+                making = block.phase is Phase.MAKING  # nothing is taken, and nobody has heard of it
+                kill_at = now + (0.0 if making else self._config.run.drain_timeout_seconds)
             if kill_at is not None and now >= kill_at:
                 log.warning("worker %s: not drained in time (%s): killed", self.worker_id, self._place(block))
                 return None
@@ -156,6 +160,8 @@ class Supervisor:
 
     def _timeout(self, phase: Phase) -> float:
         environment = self._config.environment
+        if phase is Phase.CLOSING:
+            return self._config.run.drain_timeout_seconds
         slow = phase in (Phase.MAKING, Phase.RESET)
         return environment.reset_timeout_seconds if slow else environment.step_timeout_seconds
 
@@ -172,9 +178,9 @@ class Supervisor:
         process.join(5.0)
         if block.numbers[At.DONE]:
             return None
-        error, text = block.error(), block.text()
-        if error is not None:
-            raise error
+        text = block.text()
+        if block.numbers[At.FATAL]:
+            return Fault("fatal", text)
         if not text:
             code = process.exitcode or 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -184,17 +190,16 @@ class Supervisor:
         self.env_errors += 1
         return Fault("env_errors", text)
 
-    def _settle(self, run: int, block: Block, fault: Fault | None) -> Fault | None:
+    def _settle(self, run: int, block: Block, fault: Fault | None) -> None:
         """Keeps what a next child needs: the lease, and the last words that are still to be said."""
         if block.numbers[At.WELCOMED]:
             self._reports.clear()  # they were in its HELLO
         self._worker = int(block.numbers[At.WORKER])
         if not block.numbers[At.BYE]:
-            faults = {} if fault is None else {fault.kind: 1}
+            faults = {} if fault is None or block.numbers[At.FATAL] else {fault.kind: 1}
             self._reports[run] = block.report(faults, "" if fault is None else fault.message)
         while len(self._reports) > MAX_REPORTS:  # at most one of them took steps
             del self._reports[min(self._reports, key=lambda dead: self._reports[dead].taken)]
-        return fault
 
     def _stack(self, process: SpawnProcess, dump: Path) -> str:
         """Asks the child for its stacks."""

@@ -193,6 +193,9 @@ def test_a_value_that_is_not_finite_fails_by_default_and_is_dropped_on_demand(br
     with Running(config_of(broker, {"fault": "nan"})) as worker:
         assert worker.ended() == 3
     assert "worker 0, environment 0, group step 3" in caplog.text
+    (told,) = broker.byes.values()
+    assert told.faults == {"non_finite": 1} and "not finite" in told.message
+    assert told.taken >= broker.transitions
     kwargs, limits = {"fault": "nan", "episode": 2}, {"non_finite": "drop"}
     with Running(config_of(broker, kwargs, worker="dropping", limits=limits)):
         broker.until(lambda: any(run.transitions > 200 for run in broker.runs.values()))
@@ -295,6 +298,19 @@ def test_sigterm_drains_a_worker_process(broker, process):
     assert not child.is_running()
     (run,) = broker.runs.values()
     assert next(iter(broker.byes.values())).taken == run.transitions
+
+
+def test_the_second_signal_ends_it_at_once(broker, process):
+    broker.until(lambda: broker.transitions > 200)
+    broker.mute.update(Kind)
+    child = child_of(process)
+    process.send_signal(signal.SIGTERM)
+    begin = time.monotonic()
+    while process.poll() is None and time.monotonic() < begin + 3:
+        process.send_signal(signal.SIGTERM)
+        broker._stop.wait(0.05)
+    assert process.wait(1) == 128 + signal.SIGTERM
+    assert psutil.wait_procs([child], timeout=2)[1] == []
 
 
 def test_an_interrupt_of_the_whole_process_group_drains_too(broker, process):
