@@ -88,6 +88,7 @@ class BrokerLoop:
             self._learners.send_multipart(message, zmq.NOBLOCK)
         except zmq.Again:
             self._router.counters["learner_does_not_read"] += 1
+            self._router.learner_unreachable(action.peer)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -1,7 +1,7 @@
 """What the inference loop sees of the workers, wherever the broker stands.
 
-``pipeline.sources`` has the two implementations: ``EmbeddedSource`` (the inference thread polls the worker-facing socket
-itself) and ``BrokerSource`` (a DEALER to a broker process). A source belongs to one thread.
+``pipeline.sources`` has the two implementations: ``EmbeddedSource`` (the inference thread polls the worker-facing
+socket itself) and ``BrokerSource`` (a DEALER to a broker process). A source belongs to one thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Joined(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker is gone: ``reason`` is ``bye``, ``lease`` or ``replaced``; the report is its last word, if there was one."""
+    """A worker is gone: ``reason`` is ``bye``, ``lease``, ``replaced`` or ``refused`` (rejected once admitted);
+    the report is its last word, if there was one."""
 
     worker: int
     run: int
@@ -77,8 +78,8 @@ class RequestSource(Protocol):
     def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
         """Requests of together at most ``credit`` rows (0: events only), oldest first, and what happened to workers.
 
-        A single request larger than ``credit`` is given alone when ``credit`` is the loop's full batch. Returns as soon as there
-        is something, at the latest after ``timeout_seconds``.
+        A single request larger than ``credit`` is given alone when ``credit`` is the loop's full batch. Returns as soon
+        as there is something, at the latest after ``timeout_seconds``.
         """
 
     def reply(self, replies: list[Reply]) -> None:

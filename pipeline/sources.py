@@ -65,9 +65,9 @@ class Roll:
             self.admitted[worker] = run
 
     def reject(self, worker: int, run: int) -> None:
-        if self._known.get(worker) == run:
+        """One that was admitted before is gone when its LEFT comes."""
+        if self._known.get(worker) == run and self.admitted.get(worker) != run:
             del self._known[worker]
-            self.admitted.pop(worker, None)
 
     def event(self, kind: Kind, fields: list[Any]) -> list[Event]:
         """The events of a JOIN, LEFT or REPORT.
@@ -256,6 +256,9 @@ class BrokerSource:
 
     def reply(self, replies: list[Reply]) -> None:
         """See ``RequestSource.reply``. What cannot be sent is counted: the workers will repeat their requests."""
+        now = self._clock()
+        if now >= self._next_ready:
+            self._say_ready(now)  # after a long pause the broker must know us again before it takes replies
         for start in range(0, len(replies), REPLIES_PER_MESSAGE):
             some = replies[start : start + REPLIES_PER_MESSAGE]
             self._send(encode(Kind.REPLIES, [reply[:4] for reply in some]), [reply.buffer for reply in some])

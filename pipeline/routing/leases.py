@@ -75,7 +75,7 @@ class Lease:
 
 
 class Ended(NamedTuple):
-    """How a run ended: ``bye``, ``lease`` or ``replaced``, and its last report as it travels."""
+    """How a run ended: ``bye``, ``lease``, ``replaced`` or ``refused``, and its last report as it travels."""
 
     worker: int
     reason: str

@@ -63,6 +63,8 @@ class Router:
             learner.silent = silence > min(5 * self.settings.heartbeat_seconds, self.settings.lease_seconds)
             if silence > self.settings.lease_seconds:
                 self._lose(learner)
+        if self.draining is not None and not len(self.leases) and not len(self.learners):
+            self.draining = None  # the dismissed run is over; who comes now waits for the next learner
         for lease in self.leases:
             if lease.hello is not None and not lease.admitted:
                 self.ask(lease, now)
@@ -152,7 +154,7 @@ class Router:
     def end(self, lease: Lease, reason: str) -> None:
         """Frees a lease: its requests are dropped and counted, its learner is told."""
         learner = self.learners.named(lease.learner)
-        if learner is not None and reason != "refused":
+        if learner is not None and (lease.admitted or reason != "refused"):
             self.tell(learner, Kind.LEFT, lease.worker, lease.run, reason, lease.report)
         dropped = len(lease.parked)
         if learner is not None:
@@ -221,15 +223,12 @@ class Router:
         lease = self._lease_of(learner, worker, run)
         if lease is None:
             return
-        lease.admitted = True
-        parked, lease.parked = lease.parked, {}
-        for waiting in parked.values():
-            learner.batcher.add(waiting.request, now)
+        self._serve(lease, learner, now)
         if lease.hello is not None:
             self._welcome(lease)
 
     def reject(self, learner: Learner, worker: int, run: int, reason: str, for_good: bool) -> None:
-        """The learner does not serve this run."""
+        """The learner does not serve this run, or not any longer: then LEFT ``refused`` follows."""
         lease = self._lease_of(learner, worker, run)
         if lease is not None:
             self.send(lease.peer, Kind.REFUSED if for_good else Kind.WAIT, run, reason[:1000])
@@ -244,10 +243,10 @@ class Router:
                 self.send(lease.peer, Kind.DRAIN, lease.run, self.draining)
 
     def learner_unreachable(self, peer: bytes) -> None:
-        """Its connection is gone: it gets nothing until it says READY again; workers repeat what was under way."""
+        """What was sent to it is lost: credit is void until its next READY; workers repeat what was under way."""
         learner = self.learners.at(peer)
         if learner is not None:
-            learner.credit = 0
+            learner.credit = learner.session = 0
 
     # Inside.
 
@@ -268,7 +267,7 @@ class Router:
         return True
 
     def _refusal(self, hello: Hello) -> tuple[Kind, str] | None:
-        if self.draining is not None:
+        if self.draining is not None and hello.run not in self.leases.by_run:  # a leased one still has to say BYE
             return Kind.DRAIN, self.draining
         ended = self.leases.ended(hello.run)
         if ended is not None and ended.reason == "replaced":
@@ -298,6 +297,12 @@ class Router:
         learner = self.learners.named(lease.learner)
         if learner is not None:
             learner.used += lease.environments - before
+
+    def _serve(self, lease: Lease, learner: Learner, now: float) -> None:
+        lease.admitted = True
+        parked, lease.parked = lease.parked, {}
+        for waiting in parked.values():
+            learner.batcher.add(waiting.request, now)
 
     def _welcome(self, lease: Lease) -> None:
         settings = self.settings
@@ -346,6 +351,10 @@ class Router:
         for worker, run in zip(ready.workers, ready.runs, strict=True):
             lease = self.leases.by_run.get(run)
             if lease is not None and lease.worker == worker and lease.learner in (None, learner.name):
+                if lease.learner is None:  # it was lost, and is back with what it had
+                    lease.learner = learner.name
+                    learner.used += lease.environments
+                    self._serve(lease, learner, now)
                 continue
             ended = self.leases.ended(run)
             if lease is None and ended is None and self.leases.free(worker):

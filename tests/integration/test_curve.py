@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 import zmq
 
+from broker.service import serve
 from pipeline import keys, sockets
-from pipeline.config.tree import BrokerSection, SecuritySection
+from pipeline.config.tree import BrokerSection, Config, EnvironmentSection, SecuritySection
 from pipeline.errors import ConfigError
+from pipeline.sources import BrokerSource, EmbeddedSource
+from tests.integration.peers import EchoLearner, FakeWorker, finish, in_thread, until
 
 pytestmark = pytest.mark.integration
 
@@ -64,6 +68,37 @@ def test_a_client_with_keys_gets_in(context: Any, directory: Path) -> None:
         assert (admission.admitted, admission.refused) == (1, 0)
         client.close(linger=0)
         server.close(linger=0)
+
+
+@pytest.mark.parametrize("placement", ["embedded", "process"])
+def test_workers_are_served_over_curve_in_both_placements(context: Any, directory: Path, placement: str) -> None:
+    ports = [probe_port() for _ in range(2)]
+    config = Config(
+        environment=EnvironmentSection(id="none"),
+        broker=BrokerSection(bind=f"tcp://127.0.0.1:{ports[0]}", learner_bind=f"tcp://127.0.0.1:{ports[1]}"),
+        security=SecuritySection(keys=str(directory)),
+    )
+    broker = in_thread("broker", lambda stop: print(serve(config, stop))) if placement == "process" else None
+    kind = EmbeddedSource if placement == "embedded" else BrokerSource
+    learner = EchoLearner(kind(config, None, "learner", 8))
+    worker = FakeWorker(context, config, "w", 1, [2, 2], steps=20)
+
+    def step() -> None:
+        worker.advance()
+        learner.advance()
+
+    until(lambda: worker.done, step)
+    assert worker.wrong == [] and learner.errors == []
+    worker.close()
+    learner.source.close()
+    if broker is not None:
+        finish(*broker)
+
+
+def probe_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_a_client_without_keys_stays_outside(context: Any, directory: Path) -> None:

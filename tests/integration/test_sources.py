@@ -288,3 +288,15 @@ def test_frames_are_passed_on_as_they_came(stage: Stage) -> None:
     play(learner, workers)
     assert len(seen[0]) == 32 * 16 and seen[0][:8] == (2**62).to_bytes(8, "little")
     close(workers)
+
+
+def test_a_rejected_worker_is_told_and_leaves_where_it_was_admitted(stage: Stage) -> None:
+    source = stage.make_source()
+    learner = EchoLearner(source)
+    workers = [FakeWorker(stage.context, stage.config, "w0", 5, [1], steps=2)]
+    play(learner, workers)
+    source.reject(workers[0].index, 5, "sequence jumped", for_good=True)
+    play_until_left(learner, workers, count=1)
+    until(lambda: workers[0].refused, workers[0].advance)
+    assert learner.events[-1] == Left(workers[0].index, 5, "refused", Report()) and source.workers() == 0
+    close(workers)

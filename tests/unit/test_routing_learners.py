@@ -35,6 +35,66 @@ def test_rejection_frees_the_index(for_good: bool, kind: Kind) -> None:
     check(net.router)
 
 
+def test_a_run_that_is_rejected_after_it_was_admitted_leaves() -> None:
+    net = Net()
+    net.learner(b"L", Kind.READY, ready())
+    net.serve(1)
+    net.learner(b"L", Kind.REJECT, 0, 1, "sequence jumped", True)
+    assert net.to_workers[-1] == (b"w1", Kind.REFUSED, [1, "sequence jumped"])
+    assert net.sent_to_learner(Kind.LEFT) == [[0, 1, "refused", None]]
+    check(net.router)
+
+
+def test_a_worker_that_drains_while_the_broker_restarts_can_still_say_bye() -> None:
+    net = Net()
+    net.learner(b"L", Kind.READY, ready(workers=[0], runs=[1]))
+    net.learner(b"L", Kind.DISMISS, "solved")
+    net.worker(b"w1", [encode(Kind.HELLO, hello(1, worker=0).to_wire())])
+    net.learner(b"L", Kind.ADMIT, 0, 1)
+    assert net.to_workers[-1][1] == Kind.WELCOME
+    net.learner(b"L", Kind.CREDIT, 32)
+    net.worker(b"w1", step_frames(1, 0, 9))
+    assert len(net.flush()) == 1
+    assert net.worker(b"w1", [encode(Kind.BYE, 1, Report().to_wire())]) == [(Kind.GOODBYE, [1])]
+
+
+def test_a_learner_that_was_silent_for_long_goes_on_with_what_it_had() -> None:
+    net = Net()
+    net.learner(b"L", Kind.READY, ready())
+    net.serve(1)
+    net.learner(b"L", Kind.CREDIT, 32)
+    net.worker(b"w1", step_frames(1, 0, 0))
+    assert len(net.flush()) == 1
+    for _ in range(30):
+        net.advance(1.0)
+        net.heartbeat(1)
+    net.worker(b"w1", step_frames(1, 1, 0))
+    assert len(net.router.learners) == 0
+    net.learner(b"L", Kind.READY, ready(workers=[0], runs=[1]))
+    net.learner(b"L", Kind.REPLIES, [[0, 1, 0, 0]], buffers=[b"a"])
+    assert net.to_workers[-1] == (b"w1", Kind.ACTIONS, [1, 0, 0])
+    net.learner(b"L", Kind.CREDIT, 32)
+    assert [x[2] for x in net.flush()] == [1]
+    check(net.router)
+
+
+def test_what_a_learners_queue_did_not_take_voids_its_credit() -> None:
+    net = Net()
+    net.learner(b"L", Kind.READY, ready())
+    net.serve(1)
+    net.learner(b"L", Kind.CREDIT, 32)
+    net.worker(b"w1", step_frames(1, 0, 0))
+    assert len(net.flush()) == 1
+    net.router.learner_unreachable(b"L")
+    net.worker(b"w1", step_frames(1, 0, 0))
+    assert net.flush() == []
+    net.learner(b"L", Kind.READY, ready(workers=[0], runs=[1]))
+    first, again = [x[0]["session"] for x in net.sent_to_learner(Kind.BROKER)]
+    assert first != again
+    net.learner(b"L", Kind.CREDIT, 32)
+    assert len(net.flush()) == 1
+
+
 def test_credit_is_never_exceeded_and_grows_to_one_batch_at_most() -> None:
     net = Net()
     net.learner(b"L", Kind.READY, ready(batch=6))

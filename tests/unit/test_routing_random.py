@@ -88,7 +88,9 @@ class World:
                 self.take_as_worker(peer, kind, fields)
         self.seen_workers = len(net.to_workers)
         for message in net.to_learners[self.seen_learners :]:
-            if message.peer == self.learner.peer and not (
+            if message.kind == Kind.BATCH and self.lost():
+                net.router.learner_unreachable(message.peer)
+            elif message.peer == self.learner.peer and not (
                 self.lost() and message.kind not in (Kind.BATCH, Kind.BROKER)
             ):
                 self.take_as_learner(message)
