@@ -87,10 +87,9 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
         config = _resolved(loaded, folder, store)
         endpoint = config.broker.connect or config.broker.bind
         write_json(directory.endpoints, {"broker": endpoint, "keys": config.security.keys, "pid": os.getpid()})
-        children = Children(_commands(config, directory, folder), child_environment(os.environ), directory.logs, store)
-        supervisor = Supervisor(
-            _budgets(config, store is not None), config.run.drain_timeout_seconds + MARGIN_SECONDS, _jitter, resume
-        )
+        children = Children(_commands(config, directory, folder), _environment(folder), directory.logs, store)
+        drain_seconds = config.run.drain_timeout_seconds + MARGIN_SECONDS
+        supervisor = Supervisor(_budgets(config, store is not None), drain_seconds, _jitter, resume)
         launch = _Launch(config, directory, children, supervisor)
         try:
             return launch.until_finished(signals)
@@ -264,6 +263,13 @@ def _commands(config: Config, directory: RunDirectory, folder: Path) -> dict[str
         file = _written(folder / f"{name}.yaml", config.model_copy(update={"workers": section}))
         commands[name] = [*base, "worker", "--config", file]
     return commands
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Of the children: their temporary files go with ``folder``, also those of a child that was killed."""
+    temporary = folder / "tmp"
+    temporary.mkdir(mode=0o700)
+    return {**child_environment(os.environ), "TMPDIR": str(temporary)}
 
 
 def _written(path: Path, config: Config) -> str:

@@ -68,7 +68,9 @@ class Commands:
         found = {}
         for process in psutil.process_iter():
             try:
-                if process.environ().get("TMPDIR") == str(self.temporary) and process.status() != psutil.STATUS_ZOMBIE:
+                # A server that sets its own title has written over its environment; it works in the folder.
+                places = (process.environ().get("TMPDIR", ""), process.cwd())
+                if any(place.startswith(str(self.temporary)) for place in places):
                     found[process.pid] = " ".join(process.cmdline())
             except (psutil.Error, OSError):
                 # Ended since, or somebody else's.
@@ -88,7 +90,9 @@ class Commands:
         """Kills what a failed test left."""
         for process in self._started:
             process.kill()
-            process.communicate()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 @pytest.fixture
