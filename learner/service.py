@@ -121,7 +121,7 @@ class Learner:
         inference.start()
         store = None
         try:
-            store = self._store("training")
+            store = self._store()
             store.check()
             spaces = self._wait_for_spaces(checkpoint)
             if spaces is not None:
@@ -145,7 +145,7 @@ class Learner:
         # assembler -> writer -> store
         encoding = codec.choose(config.store.compression, layout)
         writer = UnrollWriter(
-            lambda: self._store("writer"),
+            self._store,
             lambda record: codec.encode(record, layout, encoding),
             self.ledger,
             config.training.batch_size,
@@ -153,7 +153,7 @@ class Learner:
         )
         # store -> prefetch -> training loop
         prefetcher = Prefetcher(
-            make_store=lambda: self._store("prefetch"),
+            make_store=self._store,
             layout=layout,
             trainer=trainer,
             ledger=self.ledger,
@@ -280,8 +280,9 @@ class Learner:
             return EmbeddedSource(self.config, None, LEARNER_ID, self.config.learner.slots)
         return BrokerSource(self.config, None, LEARNER_ID, self.config.learner.slots)
 
-    def _store(self, consumer: str) -> RedisFifo:
-        return RedisFifo.from_settings(self.config.store, f"learner-{consumer}", self.threads_stop)
+    def _store(self) -> RedisFifo:
+        """A connection of the calling thread's own; all of one learner's take and acknowledge under one name."""
+        return RedisFifo.from_settings(self.config.store, LEARNER_ID, self.threads_stop)
 
     def _version(self) -> int:
         return self.training.version if self.training is not None else self.version

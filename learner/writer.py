@@ -15,7 +15,7 @@ from typing import Any
 
 from learner.assembler import Unroll
 from pipeline.ledger import Ledger
-from pipeline.store.interface import Fifo, Put
+from pipeline.store.interface import Fifo, Put, PutResult, StoreFull
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class UnrollWriter:
         self._queue: deque[Unroll] = deque()
         self._closing_at: float | None = None
         self._gave_up = False
+        self._epoch = ""
         self.store_full_since: float | None = None
         self.repeated = 0
 
@@ -105,7 +106,11 @@ class UnrollWriter:
         puts = [Put(u.environment, u.run, u.row, u.next_index, u.valid, self._encode(u.record)) for u in chunk]
         while puts:
             self._space.clear()
-            result = store.put(puts)
+            try:
+                result = store.put(puts)
+            except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
+                result = PutResult(0, 0, 0, "")
+            self._notice(result.epoch)
             self._book(puts[: result.stored], result.repeated, result.dropped)
             puts = puts[result.stored :]
             if not puts:
@@ -116,6 +121,14 @@ class UnrollWriter:
             self.store_full_since = self.store_full_since or time.monotonic()
             self._space.wait(FULL_POLL_SECONDS)
         self.store_full_since = None
+
+    def _notice(self, epoch: str) -> None:
+        """A store that began anew lost what waited in it; this thread's put is the first to know."""
+        if epoch and epoch != self._epoch:
+            if self._epoch:
+                lost = self._ledger.lost("store", "store_lost")
+                log.warning("the store lost its data, and with it %d transitions that waited there", lost)
+            self._epoch = epoch
 
     def _book(self, puts: list[Put], repeated: int, dropped: int) -> None:
         if not puts:

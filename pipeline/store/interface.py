@@ -55,12 +55,20 @@ class Item(NamedTuple):
 
 
 class PutResult(NamedTuple):
-    """``stored`` items of the front of the list are in (or were before); the rest did not fit. ``dropped`` valid
-    transitions of older items made room; ``repeated`` of the stored ones were there before."""
+    """What became of a put.
+
+    Attributes:
+        stored: So many items of the front of the list are in (or were before); the rest did not fit.
+        repeated: So many of the stored ones were there before.
+        dropped: Valid transitions of older items that made room.
+        epoch: Names the data they were put to; another one than before means that what was there is lost. Empty where
+            nothing was asked of the store.
+    """
 
     stored: int
     repeated: int
     dropped: int
+    epoch: str
 
 
 class StoreCounts(NamedTuple):

@@ -3,7 +3,7 @@
 --   KEYS  stream, books, last, epoch, replies
 --   ARGV  group, new epoch, capacity, drop_oldest (0 | 1), producer, token, then per item:
 --         environment, run, row, next_index, valid, payload
---   reply {stored, repeated, dropped}
+--   reply {stored, repeated, dropped, epoch}
 -- Without flags the server refuses the whole script when it is out of memory: nothing is half done.
 local stream, books, last, epoch, replies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, capacity, drop, producer, token = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5], ARGV[6]
@@ -13,7 +13,7 @@ local previous = redis.call('HGET', replies, producer)
 if previous then
   local old, stored, repeated, dropped = string.match(previous, '^(%S+) (%d+) (%d+) (%d+)$')
   if old == token then
-    return {tonumber(stored), tonumber(repeated), tonumber(dropped)}
+    return {tonumber(stored), tonumber(repeated), tonumber(dropped), redis.call('GET', epoch)}
   end
 end
 if redis.call('SET', epoch, ARGV[2], 'NX') then
@@ -77,4 +77,4 @@ if added ~= 0 then redis.call('HINCRBY', books, 'put_total', added) end
 if dropped ~= 0 then redis.call('HINCRBY', books, 'dropped_total', dropped) end
 if added ~= dropped then redis.call('HINCRBY', books, 'waiting', added - dropped) end
 redis.call('HSET', replies, producer, string.format('%s %d %d %d', token, stored, repeated, dropped))
-return {stored, repeated, dropped}
+return {stored, repeated, dropped, redis.call('GET', epoch)}

@@ -138,6 +138,7 @@ class RedisFifo:
             StoreError: Redis refused.
         """
         stored = repeated = dropped = 0
+        epoch = ""
         asked = len(items)
         if self._was_full:
             length: Any = self._commands.call(lambda client: client.xlen(self._stream))
@@ -145,20 +146,23 @@ class RedisFifo:
         for chunk in _chunks(items):
             result = self._put(chunk)
             stored, repeated, dropped = stored + result[0], repeated + result[1], dropped + result[2]
+            epoch = result[3].decode()
             if result[0] < len(chunk):
                 break
         self._was_full = stored < asked and not self._drop_oldest
-        return PutResult(stored, repeated, dropped)
+        return PutResult(stored, repeated, dropped, epoch)
 
-    def _put(self, items: list[Put]) -> list[int]:
+    def _put(self, items: list[Put]) -> tuple[int, int, int, bytes]:
         self._calls += 1
         arguments: list[Any] = [GROUP, uuid.uuid4().hex, self._capacity, int(self._drop_oldest), self._consumer]
         arguments.append(f"{self._token}-{self._calls}")
         for item in items:
             arguments += item
         keys = [self._stream, self._books, self._last, self._epoch, self._replies]
-        result: list[int] = self._commands.call(lambda client: self._scripts.put(keys, arguments, client))
-        return result
+        stored, repeated, dropped, epoch = self._commands.call(
+            lambda client: self._scripts.put(keys, arguments, client)
+        )
+        return int(stored), int(repeated), int(dropped), epoch
 
     def take(self, count: int, timeout_seconds: float) -> list[Item]:
         """Up to ``count`` items, oldest first, what the own name took before first; empty on timeout or stop.

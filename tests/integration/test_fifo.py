@@ -47,7 +47,7 @@ def make_fifo(shared_redis: EmbeddedServer, prefix: str) -> Iterator[FifoFactory
 
 def test_items_come_in_order_and_end_once(make_fifo: FifoFactory) -> None:
     fifo = make_fifo()
-    assert fifo.put([item(row) for row in range(7)]) == (7, 0, 0)
+    assert fifo.put([item(row) for row in range(7)])[:3] == (7, 0, 0)
     taken = fifo.take(5, 1.0)
     assert rows(taken) == [0, 1, 2, 3, 4]
     assert taken[0].valid == 5 and taken[0].payload == item(0).payload
@@ -60,7 +60,7 @@ def test_items_come_in_order_and_end_once(make_fifo: FifoFactory) -> None:
 
 def test_empty_calls_do_nothing(make_fifo: FifoFactory) -> None:
     fifo = make_fifo()
-    assert fifo.put([]) == (0, 0, 0)
+    assert fifo.put([])[:3] == (0, 0, 0)
     fifo.acknowledge([])
     assert fifo.take(4, 0.0) == [] and fifo.take(4, 0.05) == []
     assert fifo.counts() == (0, 0, 0, 0, 0)
@@ -70,9 +70,9 @@ def test_empty_calls_do_nothing(make_fifo: FifoFactory) -> None:
 def test_a_repeat_is_neither_stored_nor_counted(make_fifo: FifoFactory) -> None:
     fifo = make_fifo()
     fifo.put([item(0), item(10), item(0, environment=2)])
-    assert fifo.put([item(0), item(10), item(20), item(0, environment=2), item(0, environment=3)]) == (5, 3, 0)
+    assert fifo.put([item(0), item(10), item(20), item(0, environment=2), item(0, environment=3)])[:3] == (5, 3, 0)
     assert fifo.counts().length == 5
-    assert fifo.put([item(0, run=77)]) == (1, 0, 0), "a new run of the environment begins anew"
+    assert fifo.put([item(0, run=77)])[:3] == (1, 0, 0), "a new run of the environment begins anew"
     assert closes(fifo)
 
 
@@ -80,20 +80,20 @@ def test_a_repeat_after_the_acknowledgement_is_still_one(make_fifo: FifoFactory)
     fifo = make_fifo()
     fifo.put([item(0)])
     fifo.acknowledge(fifo.take(1, 1.0))
-    assert make_fifo().put([item(0)]) == (1, 1, 0)
+    assert make_fifo().put([item(0)])[:3] == (1, 1, 0)
     assert fifo.counts() == (5, 5, 0, 0, 0)
 
 
 def test_block_stores_what_fits(make_fifo: FifoFactory) -> None:
     fifo = make_fifo(capacity=4)
-    assert fifo.put([item(row) for row in range(6)]) == (4, 0, 0)
-    assert fifo.put([item(4)]) == (0, 0, 0)
+    assert fifo.put([item(row) for row in range(6)])[:3] == (4, 0, 0)
+    assert fifo.put([item(4)])[:3] == (0, 0, 0)
     taken = fifo.take(1, 1.0)
-    assert fifo.put([item(4)]) == (0, 0, 0), "what is taken counts until it is acknowledged"
+    assert fifo.put([item(4)])[:3] == (0, 0, 0), "what is taken counts until it is acknowledged"
     fifo.acknowledge(taken)
-    assert fifo.put([item(4), item(5)]) == (1, 0, 0)
-    assert fifo.put([item(5)]) == (0, 0, 0), "it waits"
-    assert make_fifo(capacity=4).put([item(3), item(4)]) == (2, 2, 0), "a repeat needs no room"
+    assert fifo.put([item(4), item(5)])[:3] == (1, 0, 0)
+    assert fifo.put([item(5)])[:3] == (0, 0, 0), "it waits"
+    assert make_fifo(capacity=4).put([item(3), item(4)])[:3] == (2, 2, 0), "a repeat needs no room"
     assert fifo.counts() == (25, 5, 0, 20, 4)
 
 
@@ -101,17 +101,17 @@ def test_drop_oldest_drops_what_nobody_took(make_fifo: FifoFactory) -> None:
     fifo = make_fifo(capacity=4, when_full="drop_oldest")
     fifo.put([item(row, valid=row) for row in range(1, 5)])
     taken = fifo.take(2, 1.0)
-    assert fifo.put([item(5), item(6)]) == (2, 0, 3 + 4)
+    assert fifo.put([item(5), item(6)])[:3] == (2, 0, 3 + 4)
     assert fifo.counts() == (1 + 2 + 3 + 4 + 10, 0, 7, 13, 4)
     assert rows(fifo.take(4, 1.0)) == [5, 6]
-    assert fifo.put([item(7)]) == (0, 0, 0), "everything is taken: nothing may be dropped"
+    assert fifo.put([item(7)])[:3] == (0, 0, 0), "everything is taken: nothing may be dropped"
     fifo.acknowledge(taken)
     assert fifo.counts() == (20, 3, 7, 10, 2)
 
 
 def test_a_put_larger_than_the_capacity_keeps_the_newest(make_fifo: FifoFactory) -> None:
     fifo = make_fifo(capacity=3, when_full="drop_oldest")
-    assert fifo.put([item(row) for row in range(1000)]) == (1000, 0, 997 * 5)
+    assert fifo.put([item(row) for row in range(1000)])[:3] == (1000, 0, 997 * 5)
     assert rows(fifo.take(9, 1.0)) == [997, 998, 999]
     assert closes(fifo)
 
@@ -152,7 +152,7 @@ def test_two_prefixes_never_touch(make_fifo: FifoFactory) -> None:
     here, there = make_fifo(), make_fifo(space="-there")
     here.put([item(0)])
     assert there.take(1, 0.05) == [] and there.counts().length == 0
-    assert there.put([item(0)]) == (1, 0, 0)
+    assert there.put([item(0)])[:3] == (1, 0, 0)
     there.acknowledge(here.take(1, 1.0))
     assert here.counts() == (5, 0, 0, 5, 1) and there.counts() == (5, 0, 0, 5, 1)
 

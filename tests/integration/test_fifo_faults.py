@@ -81,7 +81,7 @@ def test_a_restart_with_persistence_loses_nothing(make_redis: ServerFactory, mak
     taken = fifo.take(1, 1.0)
     kill(server)
     server.start()
-    assert fifo.put(items(3, 4)) == (2, 1, 0)
+    assert fifo.put(items(3, 4))[:3] == (2, 1, 0)
     assert rows(fifo.take(9, 1.0)) == [2, 3, 4], "what it holds already does not come again"
     fifo.acknowledge(taken)
     assert fifo.counts() == (5, 2, 0, 3, 3)
@@ -102,7 +102,7 @@ def test_a_restart_without_persistence_begins_a_new_epoch(
     assert "lost what it held" in caplog.text
     fifo.acknowledge(taken)
     assert fifo.counts() == (0, 0, 0, 0, 0), "what is lost is not counted as ended"
-    assert fifo.put(items(3)) == (1, 0, 0)
+    assert fifo.put(items(3))[:3] == (1, 0, 0)
     assert rows(fifo.take(2, 1.0)) == [3]
 
 
@@ -113,7 +113,7 @@ def test_a_put_after_a_loss_is_taken(make_redis: ServerFactory, make_redis_fifo:
     epoch = fifo.epoch()
     kill(server)
     server.start()
-    assert fifo.put(items(5, 6)) == (2, 0, 0)
+    assert fifo.put(items(5, 6))[:3] == (2, 0, 0)
     assert fifo.epoch() != epoch
     assert rows(fifo.take(9, 1.0)) == [5, 6]
 
@@ -173,7 +173,7 @@ def test_a_pause_above_the_socket_timeout(shared_redis: EmbeddedServer, make_red
     wait_for_blocked_reader(client)
     client.client_pause(1500)
     producer = make_redis_fifo(shared_redis, consumer="producer", operation_timeout_seconds=0.1)
-    assert producer.put(items(7)) == (1, 1, 0) or producer.counts().length == 1
+    assert producer.put(items(7))[:3] == (1, 1, 0) or producer.counts().length == 1
     assert taker.join() == [7]
 
 
@@ -238,7 +238,7 @@ def test_a_stop_shortens_the_patience(make_redis: ServerFactory, make_redis_fifo
     server, stop = make_redis(), StopToken()
     fifo = make_redis_fifo(server, stop=stop, operation_timeout_seconds=0.2, unreachable_seconds=600.0)
     stop.stop("test")
-    assert fifo.put(items(0)) == (1, 0, 0) and rows(fifo.take(1, 0.0)) == [0], "a drain still works"
+    assert fifo.put(items(0))[:3] == (1, 0, 0) and rows(fifo.take(1, 0.0)) == [0], "a drain still works"
     kill(server)
     begun = time.monotonic()
     with pytest.raises(UnreachableError):
@@ -284,7 +284,7 @@ def test_a_full_redis_is_a_named_state_that_passes(
     assert caplog.text.count("Redis is full") == 1, "one line a minute"
     taken = fifo.take(row // 2, 1.0)
     fifo.acknowledge(taken)
-    assert put_patiently(fifo, items(row, size=100_000)) == (1, 0, 0)
+    assert put_patiently(fifo, items(row, size=100_000))[:3] == (1, 0, 0)
     assert fifo.counts().waiting == before.waiting - len(taken) + 1
 
 
@@ -318,7 +318,7 @@ def test_a_redis_that_hides_its_settings_is_taken(
     with caplog.at_level("INFO"):
         fifo.check(unroll_bytes=1000)
     assert "Redis hides CONFIG" in caplog.text and "hides its memory settings" in caplog.text
-    assert fifo.put(items(0)) == (1, 0, 0) and rows(fifo.take(1, 1.0)) == [0]
+    assert fifo.put(items(0))[:3] == (1, 0, 0) and rows(fifo.take(1, 1.0)) == [0]
 
 
 def test_misconf_is_waited_for(make_redis: ServerFactory, make_redis_fifo: FifoFactory) -> None:
@@ -338,4 +338,4 @@ def test_misconf_is_waited_for(make_redis: ServerFactory, make_redis_fifo: FifoF
     with pytest.raises(UnreachableError, match="MISCONF"):
         fifo.put(items(1))
     client.config_set("save", "")
-    assert fifo.put(items(1)) == (1, 0, 0)
+    assert fifo.put(items(1))[:3] == (1, 0, 0)

@@ -104,7 +104,7 @@ def test_a_put_whose_reply_is_lost_gives_that_reply(proxy: FlakyProxy, make_redi
     fifo = make_redis_fifo(proxy.url, capacity=2, when_full="drop_oldest")
     fifo.put(items(0, 1))
     proxy.lose_reply_to(b"precious")
-    assert fifo.put([Put(1, 2, 5, 6, 1, b"5 precious")]) == (1, 0, 1)
+    assert fifo.put([Put(1, 2, 5, 6, 1, b"5 precious")])[:3] == (1, 0, 1)
     assert proxy.lost.is_set()
     assert fifo.counts() == (3, 0, 1, 2, 2)
 
