@@ -176,7 +176,8 @@ class LearnerMessages:
         (rows,) = fields_of(message, int)
         if not 0 <= rows <= learner.batch:
             raise ProtocolError(f"CREDIT: {rows} rows")
-        learner.credit = min(learner.credit + rows, learner.batch)
+        if learner.session:  # else it was granted before the learner knew that its credit is void
+            learner.credit = min(learner.credit + rows, learner.batch)
 
     def _replies(self, learner: Learner, message: Message, now: float) -> None:
         (items,) = fields_of(message, list)

@@ -86,6 +86,7 @@ def test_what_a_learners_queue_did_not_take_voids_its_credit() -> None:
     net.worker(b"w1", step_frames(1, 0, 0))
     assert len(net.flush()) == 1
     net.router.learner_unreachable(b"L")
+    net.learner(b"L", Kind.CREDIT, 32)  # said before it knows
     net.worker(b"w1", step_frames(1, 0, 0))
     assert net.flush() == []
     net.learner(b"L", Kind.READY, ready(workers=[0], runs=[1]))
