@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pipeline.store.embedded import EmbeddedServer
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 64 * 2**10
+_LOGGED = re.compile(r"\S+Z [A-Z]+ \S+ (.+)")
+_LOGGED_ERROR = re.compile(r"\S+Z (?:ERROR|CRITICAL) \S+ (.+)")
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -194,3 +197,15 @@ class Children:
         if self._store is not None and self._store.pid is not None:
             self._store.stop()
             self._store_ended.append((name, code))
+
+
+def error_line(lines: list[str]) -> str | None:
+    """The error that a component ended with, from the last lines of its log: what the command line said, or logged."""
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    logged = [match[1] for line in lines if (match := _LOGGED_ERROR.match(line))]
+    return (said or logged or [None])[-1]
+
+
+def last_logged(lines: list[str]) -> str:
+    """The last message that a component logged, of those lines; empty where it logged none."""
+    return next((match[1] for line in reversed(lines) if (match := _LOGGED.match(line))), "")

@@ -95,6 +95,7 @@ class _Component:
     alive: bool = False
     told: bool = False
     killed: bool = False
+    code: int | None = None
     start_at: float | None = None
     started: int = 0
     restarts: deque[float] = field(default_factory=deque)
@@ -132,10 +133,7 @@ class Supervisor:
 
     def states(self) -> dict[str, str]:
         """component -> ``running``, ``restarting`` or ``ended``."""
-        return {
-            name: "running" if one.alive else "ended" if one.start_at is None else "restarting"
-            for name, one in self._components.items()
-        }
+        return {name: _state(component) for name, component in self._components.items()}
 
     def restarts(self) -> int:
         """How often components were started again."""
@@ -152,7 +150,7 @@ class Supervisor:
     def exited(self, name: str, code: int, now: float) -> list[Action]:
         """The component ended: ``code`` is its exit code, minus the signal that killed it."""
         component = self._components[name]
-        component.alive = False
+        component.alive, component.code = False, code
         if self.phase is Phase.RUNNING:
             return self._exited_running(name, component, code, now)
         if self.phase is Phase.DRAINING:
@@ -270,6 +268,13 @@ class Supervisor:
         """An end that was clean so far becomes a failed one; what failed first stays the reason."""
         if self.finish.culprit is None:
             self.finish = Finish(EXIT_FAILED, culprit, reason)
+
+
+def _state(component: _Component) -> str:
+    if component.alive:
+        return "running"
+    # One that left as told starts again only if the run goes on without it.
+    return "ended" if component.start_at is None or component.code == EXIT_FINISHED else "restarting"
 
 
 def words(code: int) -> str:

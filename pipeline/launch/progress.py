@@ -36,16 +36,23 @@ class Progress:
         self._live: Live | None = None
         self._shown_at = -math.inf
 
-    def update(self, summary: Summary | None, states: Mapping[str, str], seconds: float) -> None:
-        """Shows where the run is, ``seconds`` after its start."""
+    def update(self, summary: Summary | None, states: Mapping[str, str], seconds: float, doing: str = "") -> None:
+        """Shows where the run is.
+
+        Args:
+            summary: the learner's last one; None before the first.
+            states: of the components.
+            seconds: since the run's start.
+            doing: what the learner said last; shown before there is a summary.
+        """
         if self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False)
                 self._live.start()
-            self._live.update(_block(summary, states, seconds, self._limits), refresh=True)
+            self._live.update(_block(summary, _starting(states, seconds, doing), states, self._limits), refresh=True)
         elif seconds >= self._shown_at + PLAIN_SECONDS:
             self._shown_at = seconds
-            click.echo(_starting(states, seconds) if summary is None else line(summary, self._limits))
+            click.echo(_starting(states, seconds, doing) if summary is None else line(summary, self._limits))
 
     def say(self, text: str) -> None:
         """A line that stays, on the error stream where nothing is redrawn."""
@@ -63,7 +70,9 @@ class Progress:
 
 def line(summary: Summary, limits: RunSection) -> str:
     """The run in one line."""
-    return ", ".join(f"{name} {value}" if name else value for name, value in _figures(summary, limits))
+    return ", ".join(
+        value if name in ("time", "now") else f"{name} {value}" for name, value in _figures(summary, limits)
+    )
 
 
 def ending(summary: Summary | None, seconds: float) -> str:
@@ -114,7 +123,7 @@ def duration(seconds: float) -> str:
 
 def _figures(summary: Summary, limits: RunSection) -> list[tuple[str, str]]:
     figures = [
-        ("", f"{_number(summary, 'seconds') or 0.0:.0f} s"),
+        ("time", f"{_number(summary, 'seconds') or 0.0:.0f} s"),
         ("steps", _count(summary, "agent_steps")),
         ("steps/s", _rate(summary, "agent_steps_per_second")),
         ("return", _decimal(summary, "episode_return_mean")),
@@ -126,14 +135,14 @@ def _figures(summary: Summary, limits: RunSection) -> list[tuple[str, str]]:
     if left is not None:
         figures.append(("left", duration(left)))
     if waiting:
-        figures.append(("", str(waiting)))
+        figures.append(("now", str(waiting)))
     return figures
 
 
-def _block(summary: Summary | None, states: Mapping[str, str], seconds: float, limits: RunSection) -> Table:
+def _block(summary: Summary | None, starting: str, states: Mapping[str, str], limits: RunSection) -> Table:
     table = Table.grid(padding=(0, 2))
     if summary is None:
-        table.add_row(Text(_starting(states, seconds)))
+        table.add_row(Text(starting))
         return table
     for name, value in _figures(summary, limits):
         table.add_row(Text(name, style="bold"), Text(value))
@@ -143,11 +152,12 @@ def _block(summary: Summary | None, states: Mapping[str, str], seconds: float, l
     return table
 
 
-def _starting(states: Mapping[str, str], seconds: float) -> str:
+def _starting(states: Mapping[str, str], seconds: float, doing: str) -> str:
     running = [name for name, state in states.items() if state == "running"]
     other = [f"{name} {state}" for name, state in states.items() if state != "running"]
     parts = [f"{', '.join(running)} running"] if running else []
-    return f"starting, {seconds:.0f} s: {'; '.join(parts + other)}; no environment step yet"
+    parts += other + ([f"learner: {doing}"] if doing else [])
+    return f"starting, {seconds:.0f} s: {'; '.join(parts)}"
 
 
 def _number(summary: Summary, name: str) -> float | None:

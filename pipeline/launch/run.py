@@ -18,18 +18,13 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shlex
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -38,7 +33,7 @@ from pipeline import logs
 from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError
-from pipeline.launch.children import Children
+from pipeline.launch.children import Children, error_line, last_logged
 from pipeline.launch.processes import (
     BROKER,
     LEARNER,
@@ -53,6 +48,7 @@ from pipeline.launch.processes import (
     words,
 )
 from pipeline.launch.progress import Progress, ending
+from pipeline.launch.signals import Signals
 from pipeline.run_dir import RunDirectory, write_json, write_text
 from pipeline.store.embedded import EmbeddedServer
 
@@ -62,7 +58,6 @@ MARGIN_SECONDS = 1.0
 LONGEST_FOLDER_BYTES = 70
 """Of 107 that a socket path may have."""
 _SHOWN_LINES = 8
-_LOGGED_ERROR = re.compile(r"\S+Z (?:ERROR|CRITICAL) \S+ (.+)")
 
 
 def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
@@ -97,41 +92,6 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
             launch.close()
 
 
-class Signals:
-    """Remembers SIGINT, SIGTERM and SIGHUP, and wakes up for them and for ended children, while it is open."""
-
-    def __init__(self) -> None:
-        self._arrived: deque[int] = deque(maxlen=16)
-        self._wake = threading.Event()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            # nohup ignores SIGHUP, and it stays ignored.
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def wait(self, seconds: float) -> None:
-        """Until one arrives or a child ends, at most ``seconds``."""
-        self._wake.wait(seconds)
-        self._wake.clear()
-
-    def take(self) -> list[int]:
-        """What arrived since the last call, in order; a lost terminal counts as SIGTERM."""
-        numbers = [self._arrived.popleft() for _ in range(len(self._arrived))]
-        return [int(signal.SIGTERM) if number == signal.SIGHUP else number for number in numbers]
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
-            self._arrived.append(number)
-        self._wake.set()
-
-
 class _Launch:
     """Does what the supervisor says, tells it what happened, and shows both."""
 
@@ -148,7 +108,7 @@ class _Launch:
         early = signals.take()
         actions = self._supervisor.signalled(early[0], self._began) if early else self._supervisor.begin(self._began)
         while (finish := self._do(actions)) is None:
-            self._progress.update(self._summary(), self._supervisor.states(), time.monotonic() - self._began)
+            self._show()
             signals.wait(self._patience())
             now = time.monotonic()
             actions = self._signalled(signals.take(), now)
@@ -163,6 +123,11 @@ class _Launch:
         """Kills what still runs: nothing, unless an error came between."""
         self._progress.close()
         self._children.close()
+
+    def _show(self) -> None:
+        summary = self._summary()
+        doing = "" if summary is not None else last_logged(self._children.last_words(LEARNER, _SHOWN_LINES))
+        self._progress.update(summary, self._supervisor.states(), time.monotonic() - self._began, doing)
 
     def _patience(self) -> float:
         deadline = self._supervisor.next_deadline()
@@ -215,13 +180,6 @@ class _Launch:
             return [f"error: {cause}"]
         log = self._directory.logs / f"{culprit}.log"
         return [*(f"    {text}" for text in lines), f"error: {finish.reason}: {cause or 'no message'} (see {log})"]
-
-
-def error_line(lines: list[str]) -> str | None:
-    """The error that a component ended with, from the last lines of its log: what the command line said, or logged."""
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    logged = [match[1] for line in lines if (match := _LOGGED_ERROR.match(line))]
-    return (said or logged or [None])[-1]
 
 
 def _budgets(config: Config, embedded_store: bool) -> dict[str, int]:

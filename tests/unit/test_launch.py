@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from pipeline.config.tree import RunSection
+from pipeline.launch.children import error_line, last_logged
 from pipeline.launch.evaluate import Ended, Schedule, ended_in, summarize
 from pipeline.launch.progress import Progress, duration, ending, ledger_error, line, seconds_left
-from pipeline.launch.run import error_line
 from pipeline.launch.status_text import render, who_waits
 from pipeline.rows import FIRST, NO_REPLY, ROW, TERMINATED, TRUNCATED
 from workers.rows import StepRows
@@ -62,10 +62,12 @@ def test_duration(seconds, text):
 def test_plain_output_is_a_line_every_few_seconds(capsys):
     progress = Progress(RunSection(), Console(file=io.StringIO()))
     for tenth in range(110):
-        progress.update(None if tenth < 40 else SUMMARY, {"learner": "running", "worker-0": "restarting"}, tenth / 10)
+        progress.update(
+            None if tenth < 40 else SUMMARY, {"learner": "running", "worker-0": "restarting"}, tenth / 10, "building"
+        )
     progress.close()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "starting, 0 s: learner running; worker-0 restarting; no environment step yet"
+    assert lines[0] == "starting, 0 s: learner running; worker-0 restarting; learner: building"
     assert len(lines) == 3
     assert all(text.startswith("10 s, steps 43,210") for text in lines[1:])
 
@@ -93,6 +95,12 @@ def test_terminal_shows_one_block():
 )
 def test_error_line(lines, expected):
     assert error_line(lines) == expected
+
+
+def test_last_logged():
+    lines = ["x", "2026-01-31T12:00:00.123Z INFO learner/- building the policy", "WARNING: of some library"]
+    assert last_logged(lines) == "building the policy"
+    assert last_logged([]) == ""
 
 
 def ended(*pairs):
