@@ -7,8 +7,9 @@ the frames after it are raw little-endian buffers, never looked into on the way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgpack
@@ -147,6 +148,19 @@ def fields_of(message: Message, *types: type | tuple[type, ...]) -> list[Any]:
     return message.fields
 
 
+_HELLO_TYPES = {
+    "worker_id": str,
+    "run": int,
+    "mode": str,
+    "spaces": dict,
+    "groups": list,
+    "config_hash": str,
+    "worker": int,
+    "reports": dict,
+    "info": dict,
+}
+
+
 class Hello(NamedTuple):
     """What a worker says of itself, once.
 
@@ -187,17 +201,7 @@ class Hello(NamedTuple):
         hello = cls(**data)
         wrong = [
             name
-            for name, kind in (
-                ("worker_id", str),
-                ("mode", str),
-                ("spaces", dict),
-                ("groups", list),
-                ("config_hash", str),
-                ("run", int),
-                ("worker", int),
-                ("reports", dict),
-                ("info", dict),
-            )  # fmt: skip
+            for name, kind in _HELLO_TYPES.items()
             if not isinstance(data[name], kind) or isinstance(data[name], bool)
         ]
         if wrong:
@@ -223,13 +227,13 @@ class Report(NamedTuple):
     """
 
     taken: int = 0
-    dropped: dict[str, int] = {}
+    dropped: Mapping[str, int] = MappingProxyType({})
     masked: int = 0
-    faults: dict[str, int] = {}
+    faults: Mapping[str, int] = MappingProxyType({})
     message: str = ""
 
     def to_wire(self) -> dict[str, Any]:
-        return self._asdict()
+        return {**self._asdict(), "dropped": dict(self.dropped), "faults": dict(self.faults)}
 
     @classmethod
     def from_wire(cls, data: Any) -> Report:
