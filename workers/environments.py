@@ -42,8 +42,11 @@ def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark
     try:
         native = _is_native(section, spec)
         group = _native(section, spec, n, threads) if native else _sync(section, spec, n, mark)
-    except TypeError as error:
-        raise ConfigError(f"environment.kwargs = {section.kwargs}: {section.id} does not take them: {error}") from error
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"{section.id} cannot be made with environment.kwargs = {section.kwargs}, "
+            f"environment.wrappers = {section.wrappers}: {error}"
+        ) from error
     except gymnasium.error.Error as error:
         raise ConfigError(f"environment.id = {section.id}: {error}") from error
     group.drop_non_finite = section.non_finite == "drop"

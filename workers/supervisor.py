@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 DUMP_SECONDS = 2.0
-MAX_REPORTS = 32
+MAX_REPORTS = 8  # in one HELLO, whose head is bounded
 
 
 class Fault(NamedTuple):

@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 ROOT = Path(__file__).parents[2]
 
 
-def config_of(broker, kwargs=None, envs=4, groups=2, worker="w", environment="Counter-v0", limits=None, **sections):
+def config_of(where, kwargs=None, envs=4, groups=2, worker="w", environment="Counter-v0", limits=None, **sections):
     tree = {
         "environment": {"id": f"tests.counter_env:{environment}", "kwargs": kwargs or {}, **(limits or {})},
         "workers": {"envs": envs, "groups": groups, "id": worker},
-        "broker": {"bind": broker if isinstance(broker, str) else broker.endpoint, "heartbeat_seconds": 0.2},
+        "broker": {"bind": where if isinstance(where, str) else where.endpoint, "heartbeat_seconds": 0.2},
     }
     for name, values in sections.items():
         tree.setdefault(name, {}).update(values)
@@ -213,6 +213,19 @@ def test_what_a_restart_does_not_cure_ends_at_once(environment, code, words, cap
     with Running(config) as worker:
         assert worker.ended() == code
     assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"broker": {"max_message_bytes": 40}}, "2 x 2 x 12 bytes in a message exceed"),
+        ({"security": {"keys": "/nowhere"}}, "/nowhere"),
+    ],
+)
+def test_a_setting_that_cannot_work_ends_with_2(broker, sections, words, caplog):
+    with Running(config_of(broker, **sections)) as worker:
+        assert worker.ended() == 2
+    assert words in caplog.text and not broker.hellos
 
 
 def test_a_broker_that_restarts_is_joined_again_and_nothing_is_lost(tmp_path):

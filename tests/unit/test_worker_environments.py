@@ -131,6 +131,15 @@ def test_wrappers_by_import_path_are_applied_in_order_to_single_environments():
         group_of("CartPole-v1", wrappers=["tests.counter_env:nothing"])
 
 
+def refusing(environment):
+    raise ValueError("frames are skipped already")
+
+
+def test_an_environment_that_refuses_its_settings_is_a_config_error():
+    with pytest.raises(ConfigError, match="frames are skipped already"):
+        group_of("CartPole-v1", wrappers=[f"{__name__}:refusing"])
+
+
 def test_a_wrong_shape_names_leaf_and_both_shapes():
     group = group_of(COUNTER, kwargs={"fault": "shape", "at": 1})
     group.reset(seeds_of(1, 0, 0, 2))
