@@ -13,7 +13,7 @@ import secrets
 import zmq
 
 from pipeline.config.tree import Config
-from pipeline.routing.actions import SendLearner, SendWorker, Settings
+from pipeline.routing.actions import Say, SendLearner, SendWorker, Settings
 from pipeline.routing.messages import WorkerMessages
 from pipeline.routing.router import Router
 from pipeline.sockets import Context, Socket, worker_facing
@@ -95,6 +95,8 @@ class Frontend:
         for action in self.router.take_actions():
             if isinstance(action, SendWorker):
                 self._send_one(action)
+            elif isinstance(action, Say):
+                log.info("%s", action.text)
             else:
                 for_learners.append(action)
         return for_learners

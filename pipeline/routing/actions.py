@@ -24,7 +24,13 @@ class SendLearner(NamedTuple):
     buffers: list[Any]
 
 
-Action = SendWorker | SendLearner
+class Say(NamedTuple):
+    """A line for the log; only of things that happen seldom."""
+
+    text: str
+
+
+Action = SendWorker | SendLearner | Say
 
 
 class Settings(NamedTuple):

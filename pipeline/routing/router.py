@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.protocol import Hello, Kind, encode
 from pipeline.requests import Reply, StepRequest
-from pipeline.routing.actions import Action, SendLearner, SendWorker, Settings
+from pipeline.routing.actions import Action, Say, SendLearner, SendWorker, Settings
 from pipeline.routing.batching import Batcher, Waiting
 from pipeline.routing.learners import MAX_LEARNERS, Learner, Learners, Ready
 from pipeline.routing.leases import Lease, Leases, worker_seed
@@ -186,6 +186,7 @@ class Router:
                 return None
             learner = Learner(ready, peer, Batcher(self.settings.min_rows, self.settings.max_wait_seconds), now)
             self.learners.add(learner)
+            self._actions.append(Say(f"learner {learner.name} is ready: {ready.slots} slots"))
         elif ready.epoch < learner.epoch and not learner.silent:
             self.counters["learner_refused"] += 1
             return None
@@ -339,6 +340,7 @@ class Router:
 
     def _renew(self, learner: Learner, ready: Ready, peer: bytes, now: float) -> None:
         old_peer, restarted = learner.peer, ready.epoch != learner.epoch
+        self._actions.append(Say(f"learner {learner.name} {'restarted' if restarted else 'reconnected'}"))
         learner.renew(ready, peer, now)
         self.learners.moved(learner, old_peer)
         for lease in self.leases if restarted else ():
@@ -366,6 +368,7 @@ class Router:
 
     def _lose(self, learner: Learner) -> None:
         self.counters["learner_lost"] += 1
+        self._actions.append(Say(f"learner {learner.name} is lost: its workers wait for a learner"))
         for lease in self.leases:
             if lease.learner == learner.name:
                 self._park(lease, learner)

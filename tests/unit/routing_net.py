@@ -75,7 +75,7 @@ class Net:
                 self.to_workers.append((action.peer, message.kind, message.fields))
                 if action.peer == peer:
                     answers.append((message.kind, message.fields))
-            else:
+            elif isinstance(action, SendLearner):
                 self.to_learners.append(action)
         return answers
 

@@ -229,6 +229,17 @@ def test_only_changed_reports_are_passed_on() -> None:
     assert [fields[2]["taken"] for fields in net.sent_to_learner(Kind.REPORT)] == [1, 2]
 
 
+def test_a_status_of_many_workers_still_fits_one_head() -> None:
+    net = Net(SETTINGS._replace(max_workers=700))
+    net.learner(b"L", Kind.READY, ready(slots=2000))
+    faults = {f"{'long name ' * 20}{i}": 2**61 for i in range(32)}
+    for run in range(1, 601):
+        net.serve(run, name=f"{'w' * 190}{run}", groups=(1,))
+        net.heartbeat(run, report=Report(faults=faults, message="m" * 2000))
+    ((_, (status,)),) = net.worker(b"stranger", [encode(Kind.STATUS)])
+    assert status["workers_total"] == 600 and 0 < len(status["workers"]) < 600
+
+
 def test_status_is_answered_to_anyone_and_bounded() -> None:
     net = net_with_learner()
     net.serve(1)
