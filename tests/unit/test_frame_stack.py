@@ -28,11 +28,11 @@ def reference(frames, first, row, stack, padding):
 
 @pytest.mark.parametrize("padding", ["zero", "repeat"])
 @pytest.mark.parametrize("shape", [(), (3,), (4, 5), (4, 5, 2)])
-@pytest.mark.parametrize("stack", [1, 2, 4])
-def test_windows_of_an_unroll_equal_the_reference(shape, stack, padding):
+@pytest.mark.parametrize("stack", [1, 2, 3, 4, 8])
+def test_windows_of_an_unroll_equal_the_reference(shape, stack, padding, dtype=np.uint8):
     rng = np.random.default_rng(len(shape) + 10 * stack)
     rows, batch = 12, 16
-    frames = rng.integers(1, 255, (stack - 1 + rows, batch, *shape)).astype(np.uint8)
+    frames = rng.integers(1, 255, (stack - 1 + rows, batch, *shape)).astype(dtype)
     first = rng.random((stack - 1 + rows, batch)) < 0.25
     first[stack - 1 : stack + 2] |= rng.random((3, batch)) < 0.5  # episode ends in the first three rows
     data = {
@@ -44,8 +44,8 @@ def test_windows_of_an_unroll_equal_the_reference(shape, stack, padding):
     }
     inputs = unroll_inputs({k: tf.constant(v) for k, v in data.items()}, stack, padding, RewardTransform())
     found = inputs.observation["x"].numpy()
-    leaf = Leaf("x", "box", "uint8", shape)
-    assert found.shape == (rows, batch, *stacked_shape(leaf, stack)) and found.dtype == np.uint8
+    leaf = Leaf("x", "box", np.dtype(dtype).name, shape)
+    assert found.shape == (rows, batch, *stacked_shape(leaf, stack)) and found.dtype == dtype
     for row in range(rows):
         for b in range(batch):
             shown = reference(frames[:, b], first[:, b], row + stack - 1, stack, padding)
@@ -54,6 +54,22 @@ def test_windows_of_an_unroll_equal_the_reference(shape, stack, padding):
             else:
                 wanted = np.concatenate(shown, -1) if shape else shown[0]
             np.testing.assert_array_equal(found[row, b], wanted)
+
+
+@pytest.mark.parametrize("padding", ["zero", "repeat"])
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int32, np.uint16, np.float32])
+def test_windows_of_other_dtypes(dtype, padding):
+    test_windows_of_an_unroll_equal_the_reference((4, 5), 4, padding, dtype)
+
+
+def test_every_byte_keeps_its_place_in_a_word():
+    """On this machine's byte order, compiled and not."""
+    frames = [tf.constant([[[0, 255, 128 + k, k]]], tf.uint8) for k in range(8)]
+    for stack in (2, 4, 8):
+        masks = visible([tf.constant([False])] * stack)
+        for jit_compile in (False, True):
+            stacked = tf.function(stack_frames, jit_compile=jit_compile)(frames[:stack], masks, 2, "zero")
+            np.testing.assert_array_equal(stacked, np.stack([f.numpy() for f in frames[:stack]], -1))
 
 
 def test_visibility_by_hand():
