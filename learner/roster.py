@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from pipeline.errors import SpaceError
 from pipeline.ledger import Ledger
 from pipeline.protocol import Report
 from pipeline.requests import Joined, Left, Reported
+from pipeline.rows import offset_of
 from pipeline.spaces import Spaces
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,10 @@ class Roster:
         self.table = table
         self._assembler = assembler
         self._ledger = ledger
-        self._known = dict(known)
+        # By run and place within the worker, not by environment id: a run that comes back may get another index.
+        self._known: OrderedDict[int, dict[int, int]] = OrderedDict()
+        for environment, (run, index) in known.items():
+            self._known.setdefault(run, {})[offset_of(environment)] = index
         self._settled: OrderedDict[int, Settled] = OrderedDict()
 
     def join(self, event: Joined) -> Refusal | None:
@@ -100,7 +104,8 @@ class Roster:
             wanted = sum(hello.groups)
             return Refusal(f"{wanted} environments wanted, {free} of learner.slots = {self.table.capacity} free", False)
         for group in member.groups:
-            known = [self._known_index(int(environment), event.run) for environment in group.environments]
+            indices = self._known.get(event.run, {})
+            known = [indices.get(offset_of(int(environment)), 0) for environment in group.environments]
             self._assembler.open(group.slots, group.environments, event.run, np.array(known))
         log.info("worker %d (%s) joined with %d environments", event.worker, hello.worker_id, sum(hello.groups))
         return None
@@ -112,10 +117,11 @@ class Roster:
             return []
         unrolls = self._assembler.flush(member.slots())
         report = event.report or member.report
+        known = self._known.setdefault(event.run, {})
         for group in member.groups:
             index = self._assembler.last_index(group.slots)
-            for environment, last in zip(group.environments, index, strict=True):
-                self._known[int(environment)] = (event.run, int(last))
+            known.update(zip(map(offset_of, group.environments.tolist()), index.tolist(), strict=True))
+        _bound(self._known)
         delivered = 0 if self._evaluates(member) else self._delivered(member)
         self._remember(event.run, Settled(delivered, {}))
         if report is not None and not self._evaluates(member):
@@ -144,10 +150,6 @@ class Roster:
         """All open unrolls, padded: at the drain."""
         return [unroll for member in self.table for unroll in self._assembler.flush(member.slots())]
 
-    def _known_index(self, environment: int, run: int) -> int:
-        known_run, index = self._known.get(environment, (0, 0))
-        return index if known_run == run else 0
-
     def _delivered(self, member: Member) -> int:
         return int(sum(self._assembler.last_index(group.slots).sum() for group in member.groups))
 
@@ -162,8 +164,7 @@ class Roster:
             living.report = report
         else:
             if run not in self._settled:
-                delivered = sum(index for known_run, index in self._known.values() if known_run == run)
-                self._remember(run, Settled(delivered, {}))
+                self._remember(run, Settled(sum(self._known.get(run, {}).values()), {}))
             self._settle(run, report)
 
     def _settle(self, run: int, report: Report) -> None:
@@ -181,5 +182,10 @@ class Roster:
     def _remember(self, run: int, settled: Settled) -> None:
         self._settled[run] = settled
         self._settled.move_to_end(run)
-        while len(self._settled) > REMEMBERED_RUNS:
-            self._settled.popitem(last=False)
+        _bound(self._settled)
+
+
+def _bound(by_run: OrderedDict[int, Any]) -> None:
+    """Forgets the oldest runs."""
+    while len(by_run) > REMEMBERED_RUNS:
+        by_run.popitem(last=False)

@@ -36,3 +36,8 @@ def row_number(sequence: int, no_reply: bool) -> int:
 def environment_id(worker: int, offset: int) -> int:
     """An environment's name in ledger and store: leased worker index and offset within the worker."""
     return worker << 16 | offset
+
+
+def offset_of(environment: int) -> int:
+    """An environment's offset within its worker, from its id."""
+    return environment & 0xFFFF
