@@ -49,6 +49,7 @@ class MiniBroker:
         self.byes: dict[int, Report] = {}
         self.hellos: list[Hello] = []
         self.mute: set[Kind] = set()  # kinds of messages that are ignored
+        self.heartbeats = 0
         self.dismissed = False
         self.state = ("serving", "")
         self.keep, self.seed = keep, seed
@@ -117,6 +118,7 @@ class MiniBroker:
         elif run is None:
             self._send(peer, Kind.UNKNOWN, number)
         elif message.kind is Kind.HEARTBEAT:
+            self.heartbeats += 1
             run.report = Report.from_wire(message.fields[1])
             self._send(peer, *((Kind.DRAIN, number, "enough") if self.dismissed else (Kind.ALIVE, number, *self.state)))
         elif message.kind is Kind.STEP:

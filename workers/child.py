@@ -38,6 +38,7 @@ from workers.session import Session
 log = logging.getLogger(__name__)
 
 FAULT_EXIT = 10
+PULSE_SECONDS = 0.2  # between signs of life while a group of slow environments steps
 POLL_SECONDS = 0.1  # how soon a stop of the supervisor is seen
 PR_SET_PDEATHSIG = 1
 MAX_ENVIRONMENTS = 2**16  # of one worker: see pipeline.rows.environment_id
@@ -124,6 +125,7 @@ class Worker:
         self._block.numbers[At.WORKER] = assignment.worker
         self._seeds: list[Any] = []
         self._steps = [0] * self._config.workers.groups
+        self._pulse_at = 0.0
         self._groups = self._make_groups()
         self._block.numbers[At.ACTION_KIND] = ord(self._groups[0].spaces.action.numpy_dtype.char)
         self._check_sizes()
@@ -167,10 +169,14 @@ class Worker:
             self._flush()
         else:
             self._wait_until(self._session.deadline())
-        if self._readable():
-            self._receive()
+        self._converse()
         if self._block.numbers[At.STOP] and not self._session.stopping:
             self._perform(self._session.drain("asked to stop", time.monotonic()))
+
+    def _converse(self) -> None:
+        """What has come, then what time brings about."""
+        if self._readable():
+            self._receive()
         now = time.monotonic()
         if now >= self._session.deadline():
             self._perform(self._session.tick(now))
@@ -181,8 +187,10 @@ class Worker:
             return
         index = task if isinstance(task, int) else task.group
         group, block = self._groups[index], self._block
-        before = group.counters()
+        before, begun = group.counters(), time.monotonic()
+        self._pulse_at = begun + PULSE_SECONDS
         block.numbers[At.GROUP], block.numbers[At.STEP] = index, self._steps[index]
+        self._session.stepping(index)
         block.numbers[At.ENVIRONMENT] = -1
         block.numbers[At.SEED] = self._seeds[index][0]
         if isinstance(task, int):
@@ -193,10 +201,13 @@ class Worker:
             block.enter(Phase.STEP)
             rows = self._counted(index, group.step, task.actions)
         block.wait()
+        now = time.monotonic()
+        if now - begun > PULSE_SECONDS:
+            self._session.paused(now - begun, now)
         self._steps[index] += 1
         self._publish(before, group.counters())
         buffers = [rows.records, *rows.leaves]
-        self._perform(self._session.stepped(index, len(rows.records), group.n, buffers, time.monotonic()))
+        self._perform(self._session.stepped(index, len(rows.records), group.n, buffers, now))
 
     def _counted(self, index: int, call: Callable[[Any], StepRows], argument: Any) -> StepRows:
         """Calls into a group; a value that is not finite is named by the environment's offset within the worker."""
@@ -298,12 +309,17 @@ class Worker:
         return [make_group(self._config.environment, n, threads, self._marker(g, g * n)) for g in range(section.groups)]
 
     def _marker(self, group: int, offset: int) -> Any:
-        numbers, making = self._block.numbers, self._seeds
+        """For single environments: says which one runs, and keeps the lease alive between slow ones."""
+        numbers, seeds = self._block.numbers, self._seeds
 
         def mark(index: int, resets: bool) -> None:
+            if seeds:  # else it is being made: there is no session yet
+                numbers[At.SEED] = seeds[group][index]
+                if time.monotonic() >= self._pulse_at:
+                    self._block.wait()
+                    self._converse()
+                    self._pulse_at = time.monotonic() + PULSE_SECONDS
             numbers[At.GROUP], numbers[At.ENVIRONMENT] = group, offset + index
-            if making:
-                numbers[At.SEED] = making[group][index]
             # Each environment has the whole timeout for itself.
             self._block.enter(Phase.RESET if resets else Phase.STEP)
 

@@ -39,6 +39,7 @@ class State(Enum):
 @dataclass
 class _Group:
     sequence: int = -1
+    busy: bool = False  # being reset or stepped
     step: Send | None = None  # outstanding
     sent_at: float = 0.0  # last sent
     waiting_since: float = 0.0
@@ -134,14 +135,28 @@ class Session:
                 actions.append(self._resend(i, now))
         return actions
 
+    def stepping(self, group: int) -> None:
+        """The loop begins to reset or step a group: a drain waits for what comes of it."""
+        self._groups[group].busy = True
+
     def stepped(self, group: int, rows: int, replies: int, buffers: Sequence[Any], now: float) -> list[Action]:
         """The loop has reset or stepped a group; the buffers stay as they are until its next ``Step``."""
         state = self._groups[group]
+        state.busy = False
+        if self.state in (State.LEAVING, State.GONE):
+            return []  # too late to deliver; the next BYE counts it
         state.sequence += 1
         head = encode(Kind.STEP, self._run, group, state.sequence, rows, replies)
         state.step = Send(f"step {group}", head, buffers)
         state.sent_at = state.waiting_since = now
         return [state.step] if self._joined else []
+
+    def paused(self, seconds: float, now: float) -> None:
+        """The loop stood still in an environment for so long: that is not the broker's silence."""
+        self._heard_at = min(now, self._heard_at + seconds)
+        for group in self._groups:
+            group.sent_at = min(now, group.sent_at + seconds)
+            group.waiting_since = min(now, group.waiting_since + seconds)
 
     def drain(self, reason: str, now: float) -> list[Action]:
         """Stop stepping, deliver what is taken, say BYE, end."""
@@ -268,7 +283,8 @@ class Session:
 
     def _drained(self, now: float) -> list[Action]:
         """Moves a drain on: BYE when all is answered, or too late; the end when GOODBYE does not come."""
-        if self.state is State.DRAINING and (not self.outstanding() or now >= self._drain_until):
+        waits = self.outstanding() or any(group.busy for group in self._groups)
+        if self.state is State.DRAINING and (not waits or now >= self._drain_until):
             left = self.outstanding()
             for i in left:
                 self._groups[i].step = None

@@ -260,6 +260,16 @@ def test_a_lost_reply_is_asked_for_again(broker):
         broker.until(lambda: broker.transitions > 100)
 
 
+def test_slow_environments_keep_their_lease_and_their_connection(broker):
+    with Running(config_of(broker, {"step_seconds": 0.4}, envs=16, run={"drain_timeout_seconds": 20.0})):
+        broker.until(lambda: broker.transitions >= 16)  # 3.2 s for a step of a group: longer than a silence
+        (run,) = broker.runs.values()
+        beats = broker.heartbeats
+        broker.until(lambda: broker.transitions >= 32)
+        assert broker.heartbeats - beats >= 10
+    assert len(broker.hellos) == 1 and run.repeats == 0
+
+
 def test_a_hang_at_the_drain_is_killed_in_time(broker):
     kwargs = {"fault": "hang_gil", "episode": 2}
     with Running(config_of(broker, kwargs, run={"drain_timeout_seconds": 1.5})) as worker:

@@ -180,6 +180,15 @@ def test_a_silent_broker_is_said_within_ten_seconds_and_asked_again():
     assert all(a.again for a in found if isinstance(a, Send))
 
 
+def test_a_slow_environment_is_not_the_brokers_silence():
+    stage = Stage().serve()
+    stage.actions(0, 0)
+    stage.now += 25.0
+    stage.session.paused(25.0, stage.now)
+    stage.stepped(0)
+    assert kinds(stage.tick()) == [Kind.HEARTBEAT]
+
+
 def test_unknown_claims_the_index_again_and_repeats_the_outstanding_steps():
     stage = Stage().serve()
     stage.actions(1, 0)
@@ -213,6 +222,25 @@ def test_a_drain_waits_for_replies_executes_none_and_says_bye(by):
     assert kinds(found) == [Kind.BYE] and fields(found[0])[1]["taken"] == 3
     assert kinds(stage.tick(1.0)) == [Kind.BYE]
     assert stage.get(Kind.GOODBYE) == [Finish(None, booked=True)]
+
+
+def test_a_drain_in_the_midst_of_a_step_delivers_that_step():
+    stage = Stage((2,)).serve()
+    stage.actions(0, 0)
+    stage.session.stepping(0)
+    assert kinds(stage.get(Kind.DRAIN, "solved")) == []
+    assert kinds(stage.stepped(0)) == [Kind.STEP]
+    assert kinds(stage.actions(0, 1)) == [Kind.BYE]
+
+
+def test_a_step_that_ends_after_the_deadline_is_not_sent_but_told():
+    stage = Stage((2,)).serve()
+    stage.actions(0, 0)
+    stage.session.stepping(0)
+    stage.session.drain("signal", stage.now)
+    assert Kind.BYE in kinds(stage.tick(4.1))
+    assert stage.stepped(0) == []
+    assert Kind.BYE in kinds(stage.tick(1.0))
 
 
 def test_a_drain_does_not_wait_for_ever():
