@@ -188,9 +188,9 @@ def worker(source: str, overrides: tuple[str, ...]) -> int:
 @click.option("--watch", is_flag=True, help="Go on until interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(run_dir: Path | None, endpoint: str | None, keys: str | None, watch: bool, as_json: bool) -> int:
-    """Show who waits for whom, rates, depths and the ledger."""
-    if (run_dir is None) == (endpoint is None):
-        raise click.UsageError("give either RUN_DIR or --broker ENDPOINT")
+    """Show who waits for whom, rates, depths and the ledger: of RUN_DIR, a broker, or the newest run under runs/."""
+    if run_dir is not None and endpoint is not None:
+        raise click.UsageError("give RUN_DIR or --broker ENDPOINT, not both")
     from pipeline.launch import status as launcher
 
     return launcher.show(run_dir, endpoint, keys, watch, as_json)
