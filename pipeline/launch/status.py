@@ -19,7 +19,7 @@ from pipeline.errors import EXIT_FINISHED, ConfigError, ProtocolError, Unreachab
 from pipeline.launch import status_text
 from pipeline.protocol import Kind, decode, encode, fields_of
 from pipeline.run_dir import RunDirectory
-from pipeline.sockets import worker_socket
+from pipeline.sockets import check_endpoint, worker_socket
 from pipeline.stopping import StopToken, install_signal_handlers
 
 ANSWER_SECONDS = 5.0
@@ -88,7 +88,9 @@ def ask(endpoint: str, security: SecuritySection, timeout_seconds: float = ANSWE
 
 
 def _broker_reader(endpoint: str, keys: str | None) -> Callable[[], Status]:
-    return lambda: ask(endpoint, SecuritySection(keys=keys))
+    security = SecuritySection(keys=keys)
+    check_endpoint("--broker", endpoint, security)
+    return lambda: ask(endpoint, security)
 
 
 def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
