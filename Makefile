@@ -10,7 +10,7 @@ ARGS   ?=
 LEARNER ?= $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia/version),learner,learner-cpu)
 SOURCES := pipeline broker workers learner
 
-.PHONY: help install run check test unit integration system format clean
+.PHONY: help install run check test unit integration system format compose-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make check        what CI runs: format, lint, types, import contracts, tests"
 	@echo "make test         all tests; make unit, make integration, make system: one tier"
 	@echo "make format       formats and fixes what can be fixed by itself"
+	@echo "make compose-test docker-compose for real, from a clean clone: starts, crashes, scaling; COMPOSE_CYCLES=N"
 	@echo "make clean        removes .venv and caches; runs/ stays"
 
 install: $(STAMP)
@@ -51,6 +52,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+compose-test:
+	scripts/compose_test.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

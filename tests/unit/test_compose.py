@@ -48,9 +48,9 @@ def test_base_images_are_arguments_with_exact_defaults() -> None:
 def test_tensorflow_is_in_the_learner_image_only() -> None:
     found = services()
     for name in ("init", "broker", "worker"):
-        assert found[name]["image"] == "seedmq"
+        assert "image" not in found[name]  # one name built by two services at once collides in Compose v2
         assert "learner" not in found[name]["build"]["args"]["EXTRAS"]
-    assert found["learner"]["image"] != "seedmq"
+    assert "image" not in found["learner"]
     assert found["learner"]["build"]["args"]["EXTRAS"].split(",")[0] == "learner-cpu"
     assert services("docker/gpu.yml")["learner"]["build"]["args"]["EXTRAS"].split(",")[0] == "learner"
 
