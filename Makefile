@@ -10,13 +10,13 @@ ARGS   ?=
 LEARNER ?= $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia/version),learner,learner-cpu)
 SOURCES := pipeline broker workers learner
 
-.PHONY: help install run check test unit integration system format compose-test clean
+.PHONY: help install run check lint test unit integration system format compose-test clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make install      .venv with seedmq, TensorFlow, Atari and the tools in it"
 	@echo "make run          seedmq run $(CONFIG); more arguments: make run ARGS='--set workers.count=4'"
-	@echo "make check        what CI runs: format, lint, types, import contracts, tests"
+	@echo "make check        what CI runs: make lint (format, lint, types, import contracts) and make test"
 	@echo "make test         all tests; make unit, make integration, make system: one tier"
 	@echo "make format       formats and fixes what can be fixed by itself"
 	@echo "make compose-test docker-compose for real, from a clean clone: starts, crashes, scaling; COMPOSE_CYCLES=N"
@@ -42,12 +42,13 @@ test: $(STAMP)
 unit integration system: $(STAMP)
 	$(BIN)/python -m pytest tests/$@ $(ARGS)
 
-check: $(STAMP)
+lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(ARGS)
+
+check: lint test
 
 format: $(STAMP)
 	$(BIN)/ruff format .

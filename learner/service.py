@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from learner.agent import Agent, build_agent, prepare_devices
 from learner.assembler import Assembler
 from learner.checkpoint import Checkpoint, load_latest, save
@@ -44,7 +46,8 @@ log = logging.getLogger(__name__)
 
 LEARNER_ID = "learner"
 CUT_SECONDS = 10.0
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 1.0
+DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.2  # of run.drain_timeout_seconds; the rest is for checkpoint and summary
 
 
 def serve(loaded: Loaded, run_dir: Path | None, resume: bool, stop: StopToken) -> int:
@@ -59,7 +62,7 @@ def serve(loaded: Loaded, run_dir: Path | None, resume: bool, stop: StopToken) -
     Returns:
         The exit code.
     """
-    began = time.monotonic()
+    began = time.monotonic() - (time.time() - psutil.Process().create_time())  # imports count as start-up
     config = loaded.config
     directory = _directory(loaded, run_dir)
     checkpoint = load_latest(directory.checkpoints)
@@ -90,6 +93,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         config = self.config
+        self.drain_seconds = config.run.drain_timeout_seconds
         self.threads_stop = StopToken()  # of prefetch and report: they outlive the decision to stop
         self.spaces: Spaces | None = None
         self.spaces_known = threading.Event()
@@ -128,8 +132,7 @@ class Learner:
                 self.reporter.starting("building the policy")
                 self._train(build_agent(self.config, spaces, devices), store, checkpoint, inference)
         finally:
-            self.inference.dismiss(self.stop.reason or "error", time.monotonic() + self._drain_seconds())
-            inference.join(self._drain_seconds() + JOIN_SECONDS)
+            self._dismiss(inference)
             if store is not None:
                 store.close()
 
@@ -225,13 +228,18 @@ class Learner:
         return Serving(policy, self.roster, collector, writer, agent.spaces.observation)
 
     def _drain(self, writer: UnrollWriter, threads: list[OwnedThread], inference: OwnedThread) -> None:
-        deadline = time.monotonic() + self._drain_seconds()
-        self.inference.dismiss(self.stop.reason or "error", deadline)
-        inference.join(max(0.0, deadline - time.monotonic()) + JOIN_SECONDS)
-        writer.close(deadline)
+        self._dismiss(inference)
+        writer.close(time.monotonic() + WRITER_SHARE * self.drain_seconds)
         self.threads_stop.stop("drain")
+        deadline = time.monotonic() + WRITER_SHARE * self.drain_seconds + JOIN_SECONDS
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()) + JOIN_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _dismiss(self, inference: OwnedThread) -> None:
+        """Sends the workers home; one that hangs is not waited for so long that checkpoint and summary suffer."""
+        seconds = DISMISSAL_SHARE * self.drain_seconds
+        self.inference.dismiss(self.stop.reason or "error", time.monotonic() + seconds)
+        inference.join(seconds + JOIN_SECONDS)
 
     # Checkpoints.
 
@@ -300,6 +308,3 @@ class Learner:
             if self.stop.stopped:
                 return None
         return self.spaces
-
-    def _drain_seconds(self) -> float:
-        return self.config.run.drain_timeout_seconds
