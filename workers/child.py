@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 FAULT_EXIT = 10
 PULSE_SECONDS = 0.2  # between signs of life while a group of slow environments steps
-POLL_SECONDS = 0.1  # how soon a stop of the supervisor is seen
+POLL_SECONDS = 0.1  # how soon a stop of the supervisor is seen, and a deadline at the latest
 PR_SET_PDEATHSIG = 1
 MAX_ENVIRONMENTS = 2**16  # of one worker: see pipeline.rows.environment_id
 POLLIN, SNDMORE = int(zmq.POLLIN), int(zmq.SNDMORE)  # the enumeration's own operators are slow
@@ -125,7 +125,7 @@ class Worker:
         self._block.numbers[At.WORKER] = assignment.worker
         self._seeds: list[Any] = []
         self._steps = [0] * self._config.workers.groups
-        self._pulse_at = 0.0
+        self._pulse_at = self._tick_at = 0.0
         self._groups = self._make_groups()
         self._block.numbers[At.ACTION_KIND] = ord(self._groups[0].spaces.action.numpy_dtype.char)
         self._check_sizes()
@@ -168,7 +168,7 @@ class Worker:
             self._work(self._todo.popleft())
             self._flush()
         else:
-            self._wait_until(self._session.deadline())
+            self._wait_until(self._tick_at)
         self._converse()
         if self._block.numbers[At.STOP] and not self._session.stopping:
             self._perform(self._session.drain("asked to stop", time.monotonic()))
@@ -178,8 +178,10 @@ class Worker:
         if self._readable():
             self._receive()
         now = time.monotonic()
-        if now >= self._session.deadline():
-            self._perform(self._session.tick(now))
+        if now >= self._tick_at:
+            if now >= self._session.deadline():
+                self._perform(self._session.tick(now))
+            self._tick_at = min(now + POLL_SECONDS, self._session.deadline())
 
     def _work(self, task: Step | int) -> None:
         """Resets or steps one group and sends its rows, unless the worker is stopping."""
@@ -217,8 +219,8 @@ class Worker:
             raise error.shifted(index * self._groups[index].n) from error
 
     def _wait_until(self, deadline: float) -> None:
-        """Waits for a message, or for room where messages wait to be sent; never long, so that a stop is seen."""
-        timeout = min(POLL_SECONDS, deadline - time.monotonic())
+        """Waits for a message, or for room where messages wait to be sent."""
+        timeout = deadline - time.monotonic()
         if timeout > 0:
             self._socket.poll(max(1, int(timeout * 1000)), zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
         self._flush()

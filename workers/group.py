@@ -75,6 +75,8 @@ class Group:
         self._resets_some = resets_some
         mode = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+        self._action_dtype = self.spaces.action.numpy_dtype
+        self._action_shape = (self.n, *self.spaces.action.shape)
         self._dtypes = [np.dtype(leaf.dtype) for leaf in self.spaces.observation]
 
     def reset(self, seeds: Array) -> StepRows:
@@ -102,7 +104,8 @@ class Group:
         Raises:
             As ``reset``.
         """
-        actions = self.spaces.action.view(buffer, self.n).copy()  # environments may write into their actions
+        # Copied, for environments that write into their actions.
+        actions = np.frombuffer(buffer, self._action_dtype).reshape(self._action_shape).copy()
         observation, reward, terminated, truncated, info = self.vector.step(actions)
         leaves = self._leaves(observation)
         reward, terminated, truncated = self._flags(reward, terminated, truncated)
@@ -192,7 +195,7 @@ class Group:
                         f"observation {leaf.path!r} has shape {array.shape[1:]}, its space says {leaf.shape}"
                     )
                 array = array.reshape(shape)
-            fitted.append(np.ascontiguousarray(array).reshape(shape))
+            fitted.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
         return fitted
 
     def _flags(self, reward: Any, terminated: Any, truncated: Any) -> tuple[Array, Array, Array]:
