@@ -13,6 +13,7 @@ from learner.distributions import Distribution, distribution_for
 from learner.inputs import RewardTransform
 from learner.networks.build import build_network
 from learner.networks.network import Network, named_variables, state_shapes
+from learner.networks.precision import choose_precision
 from learner.policies import Acting, SplitPolicy
 from learner.policy import Policy
 from learner.trainer import Trainer
@@ -109,8 +110,12 @@ def build_agent(config: Config, spaces: Spaces, devices: Devices) -> Agent:
     """
     distribution = distribution_for(spaces.action)
     stack = config.environment.frame_stack
+    precision = choose_precision(config.network.precision, devices.replicas)
+    if config.network.precision != "float32":
+        log.info("the network's torso computes in %s", precision)
+    settings = config.network.model_copy(update={"precision": precision})
     with devices.strategy.scope():
-        network = build_network(spaces, distribution, config.network, stack, config.run.seed)
+        network = build_network(spaces, distribution, settings, stack, config.run.seed)
     layout = UnrollLayout(
         unroll_length=config.training.unroll_length,
         frame_stack=stack,

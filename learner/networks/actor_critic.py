@@ -1,7 +1,8 @@
 """The three networks that seedmq brings: torso, optional previous action and reward, optional LSTM core, two heads.
 
 As in SEED, previous action and previous reward join behind the torso, in front of the core (or the heads). Heads are
-orthogonal, gain 0.01 for the policy and 1 for the value, biases 0, and always float32.
+orthogonal, gain 0.01 for the policy and 1 for the value, biases 0. Torsos with convolutions may compute in bfloat16;
+core and heads are always float32, as are all weights.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class ActorCritic(Network):
 
     def _heads(self, features: tf.Tensor, value_features: tf.Tensor) -> Outputs:
         policy, value = self.policy_head(features), self.value_head(value_features)
-        return Outputs(tf.cast(policy, tf.float32), tf.cast(value[:, 0], tf.float32))
+        return Outputs(policy, value[:, 0])
 
 
 class Mlp(ActorCritic):
@@ -136,6 +137,7 @@ class NatureCnn(ActorCritic):
         seed: int,
         *,
         hidden: Sequence[int] = (512,),
+        precision: str = "float32",
         **core: Any,
     ) -> None:
         rng = np.random.default_rng(seed)
@@ -147,6 +149,7 @@ class NatureCnn(ActorCritic):
             activation=tf.nn.relu,
             initializer=orthogonal(math.sqrt(2)),
             convolutions=NatureConvolutions,
+            dtype=tf.dtypes.as_dtype(precision),
         )
         super().__init__(rng, distribution, torso, **core)
 
@@ -162,6 +165,7 @@ class ImpalaDeep(ActorCritic):
         seed: int,
         *,
         hidden: Sequence[int] = (256,),
+        precision: str = "float32",
         **core: Any,
     ) -> None:
         rng = np.random.default_rng(seed)
@@ -173,5 +177,6 @@ class ImpalaDeep(ActorCritic):
             activation=tf.nn.relu,
             initializer=glorot_uniform,
             convolutions=ResidualConvolutions,
+            dtype=tf.dtypes.as_dtype(precision),
         )
         super().__init__(rng, distribution, torso, **core)

@@ -15,13 +15,15 @@ from pipeline.config.tree import NetworkSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
 
+CONVOLUTIONAL: dict[str, type[NatureCnn | ImpalaDeep]] = {"nature_cnn": NatureCnn, "impala_deep": ImpalaDeep}
+
 
 def build_network(
     spaces: Spaces, distribution: Distribution, settings: NetworkSection, frame_stack: int, seed: int = 1
 ) -> Network:
     """A network whose variables all exist, with values that depend on ``seed`` alone.
 
-    Call it under the scope of the strategy that is to hold the variables.
+    Call it under the scope of the strategy that is to hold the variables, with ``settings.precision`` chosen.
 
     Raises:
         ConfigError: settings that do not go together, an unknown class, or a network whose outputs are not as promised.
@@ -59,12 +61,13 @@ def _construct(
         )
     if settings.separate_value:
         raise ConfigError(f"network.separate_value is for mlp, not for network.name = {settings.name!r}")
-    if settings.name == "nature_cnn":
-        return NatureCnn(spaces, distribution, frame_stack, seed, hidden=settings.hidden, **core)
-    if settings.name == "impala_deep":
-        return ImpalaDeep(spaces, distribution, frame_stack, seed, hidden=settings.hidden, **core)
-    raise ConfigError(
-        f"network.name = {settings.name!r}: not one of mlp, nature_cnn, impala_deep, nor package.module:Class"
+    convolutional = CONVOLUTIONAL.get(settings.name)
+    if convolutional is None:
+        raise ConfigError(
+            f"network.name = {settings.name!r}: not one of mlp, nature_cnn, impala_deep, nor package.module:Class"
+        )
+    return convolutional(
+        spaces, distribution, frame_stack, seed, hidden=settings.hidden, precision=settings.precision, **core
     )
 
 

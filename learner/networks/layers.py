@@ -37,7 +37,7 @@ def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Kernel:
 
 
 class Dense(tf.Module):
-    """``[N, inputs] -> [N, units]``."""
+    """``[N, inputs] -> [N, units]``, in the dtype of the input; weights are float32."""
 
     def __init__(self, rng: np.random.Generator, inputs: int, units: int, initializer: Initializer) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Dense(tf.Module):
         self.bias = tf.Variable(np.zeros(units, np.float32), name="bias")
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.bias_add(tf.matmul(x, self.kernel), self.bias)
+        return tf.nn.bias_add(tf.matmul(x, tf.cast(self.kernel, x.dtype)), tf.cast(self.bias, x.dtype))
 
 
 class DenseStack(tf.Module):
@@ -76,7 +76,7 @@ class DenseStack(tf.Module):
 
 
 class Conv(tf.Module):
-    """Square convolution, NHWC."""
+    """Square convolution, NHWC, in the dtype of the input; weights are float32."""
 
     def __init__(
         self,
@@ -94,8 +94,11 @@ class Conv(tf.Module):
         self.kernel = tf.Variable(initializer(rng, (size, size, inputs, filters)), name="kernel")
         self.bias = tf.Variable(np.zeros(filters, np.float32), name="bias")
 
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.bias_add(tf.nn.conv2d(x, self.kernel, self._stride, self._padding), self.bias)
+    def __call__(self, x: tf.Tensor, scale: float = 1.0) -> tf.Tensor:
+        """Of ``x * scale``: the kernel is scaled, which is smaller, and bytes stay exact in bfloat16."""
+        kernel = self.kernel if scale == 1.0 else self.kernel * scale
+        convolved = tf.nn.conv2d(x, tf.cast(kernel, x.dtype), self._stride, self._padding)
+        return tf.nn.bias_add(convolved, tf.cast(self.bias, x.dtype))
 
 
 class LstmCore(tf.Module):

@@ -1,7 +1,8 @@
 """Observation torsos: a dictionary of stacked leaves ``[N, ...]`` in, features ``[N, size]`` out.
 
 Pictures go through convolutions where the torso has them; all other leaves are flattened to float32 (discrete ones
-one-hot, uint8 divided by 255) and concatenated behind them; dense layers follow.
+one-hot, uint8 divided by 255) and concatenated behind them; dense layers follow. All of it computes in the torso's
+dtype, from float32 weights to float32 features.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from pipeline.spaces import Leaf, Spaces
 
 
 class Convolutions(Protocol):
-    """``[N, height, width, channels]`` float32 -> ``[N, size]``."""
+    """``[N, height, width, channels]``, times ``scale`` -> ``[N, size]``, in the dtype of the input."""
 
     size: int
 
-    def __call__(self, x: tf.Tensor) -> tf.Tensor: ...
+    def __call__(self, x: tf.Tensor, scale: float) -> tf.Tensor: ...
 
 
 MakeConvolutions = Callable[[np.random.Generator, tuple[int, ...]], Convolutions]
@@ -43,8 +44,10 @@ class Torso(tf.Module):
         activation: Activation,
         initializer: Initializer,
         convolutions: MakeConvolutions | None = None,
+        dtype: tf.DType = tf.float32,
     ) -> None:
         super().__init__()
+        self._dtype = dtype
         shapes = {leaf.path: stacked_shape(leaf, frame_stack) for leaf in spaces.observation}
         images = [leaf for leaf in spaces.observation if convolutions is not None and _is_image(leaf)]
         if convolutions is not None and not images:
@@ -59,20 +62,21 @@ class Torso(tf.Module):
 
     def __call__(self, observation: Mapping[str, tf.Tensor]) -> tf.Tensor:
         parts = [
-            image(_scaled(observation[leaf.path])) for image, leaf in zip(self.images, self._image_leaves, strict=True)
+            image(tf.cast(observation[leaf.path], self._dtype), _scale(observation[leaf.path]))
+            for image, leaf in zip(self.images, self._image_leaves, strict=True)
         ]
-        parts += [_features(leaf, observation[leaf.path]) for leaf in self._leaves if leaf not in self._image_leaves]
-        return self.dense(tf.concat(parts, -1) if len(parts) > 1 else parts[0])
+        others = [_features(leaf, observation[leaf.path]) for leaf in self._leaves if leaf not in self._image_leaves]
+        parts += [tf.cast(x, self._dtype) for x in others]
+        return tf.cast(self.dense(tf.concat(parts, -1) if len(parts) > 1 else parts[0]), tf.float32)
 
 
 def _is_image(leaf: Leaf) -> bool:
     return leaf.kind != "discrete" and (len(leaf.shape) == 3 or (len(leaf.shape) == 2 and leaf.dtype == "uint8"))
 
 
-def _scaled(x: tf.Tensor) -> tf.Tensor:
-    """float32; uint8 is divided by 255."""
-    scaled = tf.cast(x, tf.float32)
-    return scaled * (1.0 / 255.0) if x.dtype == tf.uint8 else scaled
+def _scale(x: tf.Tensor) -> float:
+    """What an observation is multiplied by: uint8 is divided by 255."""
+    return 1.0 / 255.0 if x.dtype == tf.uint8 else 1.0
 
 
 def _features_size(leaf: Leaf, shape: tuple[int, ...]) -> int:
@@ -83,7 +87,9 @@ def _features(leaf: Leaf, x: tf.Tensor) -> tf.Tensor:
     """``[N, *stacked_shape]`` -> float32 ``[N, size]``."""
     if leaf.kind == "discrete":
         return tf.one_hot(tf.cast(x, tf.int64) - leaf.start, leaf.n)
-    scaled = _scaled(x)
+    scaled = tf.cast(x, tf.float32)
+    if x.dtype == tf.uint8:
+        scaled *= _scale(x)
     return scaled if x.shape.rank == 2 else tf.reshape(scaled, [-1, math.prod(x.shape[1:])])
 
 
@@ -104,8 +110,9 @@ class NatureConvolutions(tf.Module):
             raise ConfigError(f"network.name: nature_cnn needs pictures of at least 36x36, not {shape[0]}x{shape[1]}")
         self.size = height * width * channels
 
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        for layer in self.layers:
+    def __call__(self, x: tf.Tensor, scale: float) -> tf.Tensor:
+        x = tf.nn.relu(self.layers[0](x, scale))
+        for layer in self.layers[1:]:
             x = tf.nn.relu(layer(x))
         return tf.reshape(x, [-1, self.size])
 
@@ -130,9 +137,9 @@ class ResidualConvolutions(tf.Module):
             height, width, channels = -(-height // 2), -(-width // 2), filters
         self.size = height * width * channels
 
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        for entry, *blocks in self.sections:
-            x = tf.nn.max_pool2d(entry(x), 3, 2, "SAME")
+    def __call__(self, x: tf.Tensor, scale: float) -> tf.Tensor:
+        for i, (entry, *blocks) in enumerate(self.sections):
+            x = tf.nn.max_pool2d(entry(x, scale if i == 0 else 1.0), 3, 2, "SAME")
             for inner, outer in (blocks[:2], blocks[2:]):
                 x = x + outer(tf.nn.relu(inner(tf.nn.relu(x))))
         return tf.reshape(tf.nn.relu(x), [-1, self.size])

@@ -169,8 +169,19 @@ class NetworkSection(Section):
     """Feed the previous reward, clipped as in the loss, to the core."""
     separate_value: bool = False
     """Give the value its own torso (`mlp`)."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """What the torso of `nature_cnn` and `impala_deep` computes in, acting and training alike; weights and all the rest
+    stay float32. `auto`: bfloat16 where every device has instructions for it (CPUs with AVX512_BF16 or AMX_BF16, GPUs
+    from compute capability 8.0), else float32. In bfloat16, log-probabilities of batches of other sizes may differ by
+    3e-4."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a class by import path."""
+
+    @model_validator(mode="after")
+    def _has_convolutions_to_speed_up(self) -> NetworkSection:
+        if self.precision != "float32" and self.name not in ("nature_cnn", "impala_deep"):
+            raise ValueError(f"precision = {self.precision} is for nature_cnn and impala_deep, not for {self.name}")
+        return self
 
 
 class ScheduleSection(Section):
