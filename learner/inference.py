@@ -50,6 +50,7 @@ class Serving(NamedTuple):
     collector: Collector
     writer: UnrollWriter
     leaves: tuple[Leaf, ...]
+    recurrent: bool  # a run whose slots are new has lost its state: it begins new episodes
 
 
 class InFlight(NamedTuple):
@@ -187,7 +188,7 @@ class InferenceLoop:
         if isinstance(event, Joined):
             refusal = self._admit(serving, event)
             if refusal is None:
-                source.admit(event.worker, event.run)
+                source.admit(event.worker, event.run, serving is not None and serving.recurrent)
             else:
                 source.reject(event.worker, event.run, refusal.reason, refusal.for_good)
         elif isinstance(event, Left) and serving is not None:

@@ -225,7 +225,8 @@ class Learner:
             evaluations=self.evaluations,
             gap_reason="learner_restart" if restored else "seam",
         )
-        return Serving(policy, self.roster, collector, writer, agent.spaces.observation)
+        recurrent = bool(agent.layout.state_shapes)
+        return Serving(policy, self.roster, collector, writer, agent.spaces.observation, recurrent)
 
     def _drain(self, writer: UnrollWriter, threads: list[OwnedThread], inference: OwnedThread) -> None:
         self._dismiss(inference)

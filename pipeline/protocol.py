@@ -33,7 +33,7 @@ class Kind(IntEnum):
     BYE = 4  # run, report
     STATUS = 5  # (nothing)
     # broker -> worker
-    WELCOME = 17  # run, {"worker": leased index, "seed": int, "heartbeat_seconds": x, "lease_seconds": x}
+    WELCOME = 17  # run, {"worker": leased index, "seed": int, "heartbeat_seconds": x, "lease_seconds": x, "anew": bool}
     WAIT = 18  # run, reason: nothing wrong, say HELLO again in a second
     REFUSED = 19  # run, reason: for good
     ACTIONS = 20  # run, group, sequence; frame: env actions [replies, *shape] in the action leaf's dtype
@@ -46,7 +46,7 @@ class Kind(IntEnum):
     READY = 33  # see pipeline.routing.learners.Ready: also the learner's heartbeat
     CREDIT = 34  # rows: how many more rows the inference loop can take
     REPLIES = 35  # [[worker, run, group, sequence], ...]; one frame each
-    ADMIT = 36  # worker, run
+    ADMIT = 36  # worker, run, anew: a run that has stepped before begins new episodes
     REJECT = 37  # worker, run, reason, for_good: REFUSED if for_good else WAIT
     PUBLISH = 38  # status mapping: the learner's part of STATUS_REPLY
     DISMISS = 39  # reason: DRAIN to every worker

@@ -85,8 +85,8 @@ class RequestSource(Protocol):
     def reply(self, replies: list[Reply]) -> None:
         """Sends actions; a worker that is gone by now is counted, not an error."""
 
-    def admit(self, worker: int, run: int) -> None:
-        """Answers ``Joined``: WELCOME."""
+    def admit(self, worker: int, run: int, anew: bool) -> None:
+        """Answers ``Joined``: WELCOME. ``anew``: where the run has stepped before, new episodes begin."""
 
     def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
         """Answers ``Joined``: REFUSED for good, or WAIT."""

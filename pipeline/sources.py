@@ -155,10 +155,10 @@ class EmbeddedSource:
             self._router.reply(self._learner, reply)
         self._flush()
 
-    def admit(self, worker: int, run: int) -> None:
+    def admit(self, worker: int, run: int, anew: bool) -> None:
         """See ``RequestSource.admit``."""
         self._roll.admit(worker, run)
-        self._router.admit(self._learner, worker, run, self._clock())
+        self._router.admit(self._learner, worker, run, anew, self._clock())
         self._flush()
 
     def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
@@ -263,10 +263,10 @@ class BrokerSource:
             some = replies[start : start + REPLIES_PER_MESSAGE]
             self._send(encode(Kind.REPLIES, [reply[:4] for reply in some]), [reply.buffer for reply in some])
 
-    def admit(self, worker: int, run: int) -> None:
+    def admit(self, worker: int, run: int, anew: bool) -> None:
         """See ``RequestSource.admit``."""
         self._roll.admit(worker, run)
-        self._send(encode(Kind.ADMIT, worker, run))
+        self._send(encode(Kind.ADMIT, worker, run, anew))
 
     def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
         """See ``RequestSource.reject``."""
@@ -339,7 +339,7 @@ class BrokerSource:
             self._take_broker(message)
         elif message.kind == Kind.JOIN and self._roll.is_admitted(message):
             # A broker that restarted asks; nothing is new to the learner.
-            self._send(encode(Kind.ADMIT, *message.fields[:2]))
+            self._send(encode(Kind.ADMIT, *message.fields[:2], False))
         elif message.kind in (Kind.JOIN, Kind.LEFT, Kind.REPORT):
             self._events += self._roll.event(message.kind, message.fields)
         else:

@@ -22,7 +22,8 @@ MAX_LEAVES = 64
 MAX_RANK = 8
 MAX_LEAF_BYTES = 2**28
 MAX_ACTION_SIZE = 4096
-DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")  # fmt: skip
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ class UnrollLayout:
         """Time-major training batch from ``records`` ``[B, nbytes]``: one contiguous copy per field.
 
         Returns:
-            name -> ``[rows, B, ...]`` for fields with rows, ``[B, ...]`` for the others (``environment``, ``run``, ``row``,
-            ``index``, ``previous_action``, ``state/i``).
+            name -> ``[rows, B, ...]`` for fields with rows, ``[B, ...]`` for the others (``environment``, ``run``,
+            ``row``, ``index``, ``previous_action``, ``state/i``).
         """
         batch = {}
         for name, value in self.view(records).items():

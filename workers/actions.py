@@ -51,6 +51,12 @@ class Begin(NamedTuple):
     worker: int
 
 
+class Abandon(NamedTuple):
+    """Reset this group in the midst of its episodes, and report it with ``stepped``: the learner lost their state."""
+
+    group: int
+
+
 class Step(NamedTuple):
     """Step this group with these actions, and report it with ``stepped``."""
 
@@ -72,4 +78,4 @@ class Finish(NamedTuple):
     booked: bool = False
 
 
-Action = Send | Reconnect | Begin | Step | Say | Finish
+Action = Send | Reconnect | Begin | Abandon | Step | Say | Finish

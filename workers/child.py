@@ -28,7 +28,7 @@ from pipeline.config.load import config_hash
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, EnvironmentFailure, ProtocolError, SeedmqError
 from pipeline.protocol import Hello
-from workers.actions import Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
+from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 from workers.block import At, Block, Phase
 from workers.environments import make_group, seeds_of
 from workers.group import Counters, Group, NonFinite
@@ -132,7 +132,7 @@ class Worker:
         self._context: sockets.Context = zmq.Context()
         self._socket = sockets.worker_socket(self._context, self._config.broker, self._config.security)
         self._outbox: dict[str, Send] = {}  # bounded: a key per group, and hello, heartbeat, bye
-        self._todo: deque[Step | int] = deque()  # steps, and groups to reset; bounded: each group once
+        self._todo: deque[Step | Abandon | int] = deque()  # and groups to reset first; bounded: each group once
         self._finish: Finish | None = None
         self._session = Session(
             self._hello(),
@@ -183,7 +183,7 @@ class Worker:
                 self._perform(self._session.tick(now))
             self._tick_at = min(now + POLL_SECONDS, self._session.deadline())
 
-    def _work(self, task: Step | int) -> None:
+    def _work(self, task: Step | Abandon | int) -> None:
         """Resets or steps one group and sends its rows, unless the worker is stopping."""
         if self._session.stopping:
             return
@@ -198,6 +198,9 @@ class Worker:
         if isinstance(task, int):
             block.enter(Phase.RESET)
             rows = self._counted(index, group.reset, self._seeds[index])
+        elif isinstance(task, Abandon):
+            block.enter(Phase.RESET)
+            rows = self._counted(index, group.abandon, None)
         else:
             block.set_action(task.actions)
             block.enter(Phase.STEP)
@@ -246,6 +249,8 @@ class Worker:
                 case Send():
                     self._outbox[action.key] = action
                 case Step():
+                    self._todo.append(action)
+                case Abandon():
                     self._todo.append(action)
                 case Begin():
                     self._block.numbers[At.WELCOMED], self._block.numbers[At.WORKER] = 1, action.worker

@@ -95,6 +95,18 @@ class Group:
             leaves = self._reset_some(bad, leaves)
         return self.rows.reset(leaves)
 
+    def abandon(self, _: None = None) -> StepRows:
+        """Begins new episodes everywhere, in the midst of the run.
+
+        Raises:
+            As ``reset``.
+        """
+        observation, _info = self.vector.reset()
+        leaves = self._leaves(observation)
+        if (bad := non_finite(leaves, np.zeros(self.n, np.float32))) is not None:
+            raise NonFinite(int(np.flatnonzero(bad)[0]), "the observation of a reset is not finite")
+        return self.rows.abandon(leaves)
+
     def step(self, buffer: Any) -> StepRows:
         """One step.
 

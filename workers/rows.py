@@ -76,6 +76,16 @@ class RowBuilder:
             self._records[name] = 0
         return StepRows(self._records, leaves)
 
+    def abandon(self, leaves: list[Array]) -> StepRows:
+        """Rows of new episodes in the midst of a run: FIRST, without final rows before them; the index goes on."""
+        self.masked += self.n
+        self._return[:], self._length[:], self._pending[:] = 0, 0, False
+        self._records["flags"] = FIRST
+        self._records["index"] = self.index
+        for name in ("reward", "episode_return", "episode_length"):
+            self._records[name] = 0
+        return StepRows(self._records, leaves)
+
     def next_step(
         self, leaves: list[Array], reward: Array, terminated: Mask, truncated: Mask, abandoned: Mask | None = None
     ) -> StepRows:

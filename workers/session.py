@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.errors import ComponentError, ProtocolError, UnreachableError
 from pipeline.protocol import Hello, Kind, Message, Report, encode, fields_of
-from workers.actions import Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
+from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 
 HELLO_SECONDS = 1.0
 SILENT_HEARTBEATS = 5.0
@@ -240,12 +240,18 @@ class Session:
         if not self._begun:
             self._begun = True
             return [*said, Begin(seed, worker)]
-        resent: list[Action] = [self._resend(i, now) for i in self.outstanding()]
+        resent: list[Action] = []
         for i in self.outstanding():
             self._groups[i].waiting_since = now
+            resent.append(self._abandoned(i) if lease.get("anew") is True else self._resend(i, now))
         if self.state is State.LEAVING:
             self._bye_at = now
         return [*said, *resent]
+
+    def _abandoned(self, index: int) -> Action:
+        """Instead of the outstanding STEP, which belongs to episodes that cannot go on, come first observations."""
+        self._groups[index].step = None
+        return Abandon(index)
 
     def _wait(self, message: Message, now: float) -> list[Action]:
         _, reason = fields_of(message, int, str)

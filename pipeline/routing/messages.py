@@ -189,8 +189,8 @@ class LearnerMessages:
             self._router.reply(learner, Reply(worker, run, group, sequence, buffer))
 
     def _admit(self, learner: Learner, message: Message, now: float) -> None:
-        worker, run = fields_of(message, int, int)
-        self._router.admit(learner, worker, run, now)
+        worker, run, anew = fields_of(message, int, int, bool)
+        self._router.admit(learner, worker, run, anew, now)
 
     def _reject(self, learner: Learner, message: Message, now: float) -> None:
         worker, run, reason, for_good = fields_of(message, int, int, str, bool)

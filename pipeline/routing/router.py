@@ -219,14 +219,14 @@ class Router:
             learner.batcher.remove(run, group)
         self._actions.append(SendWorker(lease.peer, encode(Kind.ACTIONS, run, group, sequence), [buffer]))
 
-    def admit(self, learner: Learner, worker: int, run: int, now: float) -> None:
+    def admit(self, learner: Learner, worker: int, run: int, anew: bool, now: float) -> None:
         """The learner serves this run from now on."""
         lease = self._lease_of(learner, worker, run)
         if lease is None:
             return
         self._serve(lease, learner, now)
         if lease.hello is not None:
-            self._welcome(lease)
+            self._welcome(lease, anew)
 
     def reject(self, learner: Learner, worker: int, run: int, reason: str, for_good: bool) -> None:
         """The learner does not serve this run, or not any longer: then LEFT ``refused`` follows."""
@@ -305,13 +305,14 @@ class Router:
         for waiting in parked.values():
             learner.batcher.add(waiting.request, now)
 
-    def _welcome(self, lease: Lease) -> None:
+    def _welcome(self, lease: Lease, anew: bool = False) -> None:
         settings = self.settings
         welcome = {
             "worker": lease.worker,
             "seed": worker_seed(settings.seed, lease.worker),
             "heartbeat_seconds": settings.heartbeat_seconds,
             "lease_seconds": settings.lease_seconds,
+            "anew": anew,
         }
         self.send(lease.peer, Kind.WELCOME, lease.run, welcome)
 

@@ -88,7 +88,7 @@ class Net:
         assert lease.learner is not None
         learner = self.router.learners.named(lease.learner)
         assert learner is not None
-        self.learner(learner.peer, Kind.ADMIT, lease.worker, run)
+        self.learner(learner.peer, Kind.ADMIT, lease.worker, run, False)
         assert self.to_workers[-1][1] == Kind.WELCOME
         return lease.worker
 

@@ -27,7 +27,8 @@ def test_the_lowest_free_index_is_leased_with_its_seed() -> None:
     net.worker(b"w12", [encode(Kind.BYE, 12, Report().to_wire())])
     assert net.serve(14) == 1
     welcome = net.to_workers[-1][2][1]
-    assert welcome == {"worker": 1, "seed": worker_seed(1, 1), "heartbeat_seconds": 1.0, "lease_seconds": 10.0}
+    lease = {"worker": 1, "seed": worker_seed(1, 1), "heartbeat_seconds": 1.0, "lease_seconds": 10.0, "anew": False}
+    assert welcome == lease
     assert len({worker_seed(1, i) for i in range(4096)}) > 4090 and worker_seed(1, 3) != worker_seed(2, 3)
     check(net.router)
 

@@ -11,6 +11,7 @@ from pipeline.rows import FIRST, NO_REPLY, TERMINATED, TRUNCATED
 from tests.mini_broker import Tally
 from workers.environments import make_group, seeds_of
 from workers.group import NonFinite
+from workers.rows import RowBuilder
 
 pytestmark = pytest.mark.unit
 MODES = [mode.value for mode in AutoresetMode]
@@ -144,3 +145,17 @@ def test_a_vector_environment_that_cannot_reset_some_is_reset_whole():
     rows = group.step(no_actions(group))
     assert rows.records["flags"].tolist() == [FIRST] * 3
     assert (group.rows.dropped, group.rows.taken, group.rows.masked) == (3, 6, 3)
+
+
+def test_abandoned_episodes_begin_anew_and_the_index_goes_on():
+    builder = RowBuilder(2)
+    leaves = [np.zeros((2, 1))]
+    builder.reset(leaves)
+    nobody = np.zeros(2, np.bool_)
+    for _ in range(3):
+        builder.next_step(leaves, np.ones(2), nobody, nobody)
+    records = builder.abandon(leaves).records
+    assert records["flags"].tolist() == [FIRST, FIRST] and records["index"].tolist() == [3, 3]
+    assert records["reward"].tolist() == records["episode_return"].tolist() == [0, 0]
+    ended = builder.next_step(leaves, np.ones(2), ~nobody, nobody).records
+    assert ended["episode_return"].tolist() == [1, 1] and (builder.taken, builder.masked) == (8, 2)

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import ComponentError, UnreachableError
 from pipeline.protocol import Hello, Kind, Report, decode, encode
-from workers.actions import Begin, Finish, Reconnect, Say, Send, Step, Timing
+from workers.actions import Abandon, Begin, Finish, Reconnect, Say, Send, Step, Timing
 from workers.session import Session, State
 
 pytestmark = pytest.mark.unit
@@ -287,3 +287,16 @@ def test_deadlines_are_never_in_the_past_after_a_tick():
             stage.welcome()
         if round_ == 1000:
             stage.session.drain("signal", stage.now)
+
+
+def test_anew_abandons_the_episodes_of_what_is_unanswered():
+    """A learner that lost the recurrent state: instead of the old steps come first observations, numbered on."""
+    stage = Stage().serve()
+    stage.actions(1, 0)
+    stage.stepped(1)
+    stage.get(Kind.UNKNOWN)
+    lease = {"worker": 3, "seed": 11, "heartbeat_seconds": 1.0, "lease_seconds": 10.0, "anew": True}
+    assert kinds(stage.get(Kind.WELCOME, lease)) == [Abandon, Abandon]
+    assert stage.session.outstanding() == []
+    (step,) = stage.stepped(1)
+    assert fields(step)[1:3] == [1, 2]
