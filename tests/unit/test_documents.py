@@ -1,0 +1,58 @@
+"""What the documents say exists: links, commands, make targets, presets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import seedmq
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path for pattern in ("*.md", "docs/*.md", "docs/decisions/*.md") for path in ROOT.glob(pattern) if path.is_file()
+)
+
+
+def names(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text("utf-8")
+    headings = {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ")).strip().lower().replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        assert not path or (document.parent / path).exists(), link
+        assert path or anchor in headings, link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names)
+def test_commands_and_targets_exist(document: Path) -> None:
+    text = document.read_text("utf-8")
+    targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    known = {name for line in targets for name in line.split()}
+    blocks = re.findall(r"```(?:sh)?\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
+    for block in blocks:
+        for line in block.splitlines():
+            command = re.match(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?seedmq (\w+)", line)
+            assert command is None or command[1] in seedmq.commands, line
+            target = re.match(r"make ([a-z-]+)", line)
+            assert target is None or target[1] in known, line
+
+
+def test_presets_that_the_readme_names_exist() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    presets = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
+    named = set(re.findall(r"\b\w+_(?:vtrace|throughput)\b", text))
+    assert named and named <= presets
