@@ -1,4 +1,4 @@
-"""A time limit is not the end: constant observation, reward 1, limit 10, gamma 0.9: the value goes to 10, not to 6.5."""
+"""A time limit is not the end: constant observation, reward 1, limit 10, gamma 0.9: the value goes to 10, not 6.5."""
 
 import numpy as np
 import pytest
