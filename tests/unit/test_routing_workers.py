@@ -222,6 +222,18 @@ def test_dismissal_reaches_present_and_later_workers() -> None:
     assert [kind for kind, _ in net.heartbeat(1)] == [Kind.ALIVE]
 
 
+def test_a_dismissal_ends_with_its_run() -> None:
+    """`docker-compose up` after a solved run: the same broker, new workers before the new learner."""
+    net = net_with_learner()
+    net.serve(1)
+    net.learner(b"L", Kind.DISMISS, "solved")
+    net.worker(b"w1", [encode(Kind.BYE, 1, Report().to_wire())])
+    assert say_hello(net, b"b", hello(2)) == [(Kind.DRAIN, [2, "solved"])]
+    net.advance(SETTINGS.lease_seconds + 1)
+    assert say_hello(net, b"c", hello(3)) == [(Kind.WAIT, [3, "no learner is ready"])]
+    check(net.router)
+
+
 def test_only_changed_reports_are_passed_on() -> None:
     net = net_with_learner()
     net.serve(1)
