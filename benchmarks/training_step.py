@@ -24,6 +24,7 @@ from learner.agent import Agent, build_agent, prepare_devices
 from learner.inputs import unroll_inputs, unroll_state
 from learner.policy import Policy
 from pipeline.config.load import load
+from pipeline.config.tree import Config
 from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import OBSERVATION
 
@@ -148,9 +149,8 @@ def inference_of(policy: Policy, frames: np.ndarray[Any, Any]) -> Callable[[], A
     return lambda: policy.submit(slots, no, zero, [frames], no).result()
 
 
-def works_of(variant: Variant, preset: str, frames: np.ndarray[Any, Any], kind: str) -> tuple[list[Work], Any]:
+def works_of(variant: Variant, config: Config, frames: np.ndarray[Any, Any], kind: str) -> tuple[list[Work], Any]:
     """What to measure of a variant, traced and run once; and its ``log_prob_errors``."""
-    config = load(preset, variant.overrides).config
     agent = build_agent(config, SPACES[kind], prepare_devices(config))
     # The first weights make every action nearly as likely as the next: sharpened, as after training, errors show.
     agent.network.policy_head.kernel.assign(agent.network.policy_head.kernel * 100.0)
@@ -195,18 +195,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="atari_pong_vtrace", help="a preset of Atari, or of CartPole")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all variants")
     parser.add_argument("--xla", action="store_true", help="add the variants that XLA compiles")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.rounds < 3:
         parser.error("--rounds must be at least 3")
     kind = "cartpole" if "cartpole" in options.preset else "atari"
-    training = load(options.preset).config.training
+    training = load(options.preset, options.set).config.training
     frames = frames_of(kind, training.batch_size, training.unroll_length + 1)
     works: list[Work] = []
     errors = {}
     for variant in variants(kind, xla=options.xla):
-        own, errors[variant.name] = works_of(variant, options.preset, frames, kind)
+        config = load(options.preset, (*options.set, *variant.overrides)).config
+        own, errors[variant.name] = works_of(variant, config, frames, kind)
         works += own
     report(measure(works, options.rounds), errors, as_json=options.json)
 
