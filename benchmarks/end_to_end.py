@@ -4,8 +4,8 @@
     python benchmarks/end_to_end.py atari_pong_vtrace --repeats 3 --seconds 120
     python benchmarks/end_to_end.py cartpole_vtrace --repeats 5 --seeds      # time to solve, seeds 1 to 5
 
-Each run is a ``seedmq run`` of its own in a temporary run directory. Figures come from its ``summary.json``; ``seconds``
-runs from the first environment step to the last update.
+Each run is a ``seedmq run`` of its own in a temporary run directory. Figures come from its ``summary.json``;
+``seconds`` runs from the first environment step to the last update.
 """
 
 from __future__ import annotations
