@@ -29,7 +29,7 @@ class Vtrace:
         ConfigError: ``entropy_target`` with an ``entropy_cost`` of 0, whose logarithm cannot be learnt.
     """
 
-    fields = ("action", "behaviour", "reward", "terminated", "valid")
+    fields: tuple[str, ...] = ("action", "behaviour", "reward", "terminated", "valid")
 
     def __init__(self, settings: VtraceSection) -> None:
         if settings.entropy_target is not None and settings.entropy_cost == 0:
