@@ -42,6 +42,7 @@ class Unroll(NamedTuple):
     environment: int
     run: int
     row: int
+    first_index: int  # running index of row 0
     next_index: int
     valid: int
     record: Array
@@ -70,7 +71,6 @@ class Assembler:
         self._fields = layout.view(self._records)
         self._position = np.zeros(slots, np.int64)  # rows in the open unroll
         self._index = np.zeros(slots, np.int64)  # running index of the last row
-        self._base = np.zeros(slots, np.int64)  # running index where the sequence began: what is before is booked
         self._framed = [name for name in layout.fields if name.startswith(OBSERVATION)]
         self._by_row = ["version", "terminated", "truncated", "reward", "action", "behaviour"]
 
@@ -88,7 +88,6 @@ class Assembler:
         self._fields["run"][slots] = run
         self._position[slots] = 0
         self._index[slots] = index
-        self._base[slots] = index
 
     def fresh(self, slots: Array) -> Array:
         """Bool ``[n]``: no row yet since ``open``; its next row begins a sequence whatever the environment says."""
@@ -100,10 +99,10 @@ class Assembler:
         index: Array = self._index[slots]
         return index
 
-    def base_index(self, slots: Array) -> Array:
-        """Running index of the first row since ``open``, int64 ``[n]``; before that row the index given there."""
-        base: Array = self._base[slots]
-        return base
+    def open_index(self, slots: Array) -> Array:
+        """Running index of the first row of the open unroll, int64 ``[n]``; where there is none, the last index."""
+        index: Array = np.where(self._position[slots] > 0, self._fields["index"][slots], self._index[slots])
+        return index
 
     def append(self, slots: Array, numbers: Array, rows: Array, observation: Sequence[Array], acted: Acted) -> Appended:
         """Appends one row to each slot.
@@ -125,7 +124,6 @@ class Assembler:
         valid = ~first & ~follows_final
         if fresh.any():
             self._begin(slots[fresh], numbers[fresh], rows["index"][fresh])
-            self._base[slots[fresh]] = rows["index"][fresh]
         fields["first"][slots, self._prefix + at] = first
         fields["terminated"][slots, at] = (flags & TERMINATED) != 0
         fields["truncated"][slots, at] = (flags & TRUNCATED) != 0
@@ -191,6 +189,7 @@ class Assembler:
             environment=int(fields["environment"][slot]),
             run=int(fields["run"][slot]),
             row=int(fields["row"][slot]),
+            first_index=int(fields["index"][slot]),
             next_index=int(self._index[slot]),
             valid=int(fields["valid"][slot].sum()),
             record=self._records[slot].copy(),

@@ -106,7 +106,8 @@ class Prefetcher:
         while len(items) < self._batch_size and not self._stop.stopped:
             taken = store.take(self._batch_size - len(items), TAKE_SECONDS)
             if taken:
-                self._ledger.moved("store", "prefetch", sum(item.valid for item in taken))
+                with self._ledger.gate:  # what was taken may be of a put that is not booked yet
+                    self._ledger.moved("store", "prefetch", sum(item.valid for item in taken))
                 items += self._fresh(store, taken)
         return items
 
@@ -118,8 +119,9 @@ class Prefetcher:
         oldest = self._layout.view(records)["version"].min(axis=1)
         stale = [item for item, version in zip(items, oldest, strict=True) if self._version() - version > self._max_lag]
         if stale:
-            store.acknowledge(stale)
-            self._ledger.dropped("prefetch", "stale", sum(item.valid for item in stale))
+            with self._ledger.gate:
+                store.acknowledge(stale)
+                self._ledger.dropped("prefetch", "stale", sum(item.valid for item in stale))
         return [item for item in items if item not in stale]
 
     def _prepare(self, items: list[Item]) -> Batch:

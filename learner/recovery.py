@@ -9,7 +9,7 @@ between two batches. What the store did afterwards is found in the store's own b
 * accepted after the cut and never put: known when the environment's next row tells its running index (``Collector``).
 
 When the store itself is another one (an embedded store that ended with its run, a Redis that lost its data) whatever
-waited in it is dropped as ``store_lost``.
+was put and is not in its books is dropped as ``store_lost``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from learner.checkpoint import Checkpoint
-from learner.roster import Frontier
+from learner.roster import Frontier, Known, Place, Settled
 from pipeline.ledger import Ledger
+from pipeline.rows import offset_of
 from pipeline.run_dir import read_json, write_json
 from pipeline.store.interface import StoreCounts
 
@@ -31,18 +32,26 @@ RESERVED_VERSIONS = 256
 
 
 class Cut(NamedTuple):
-    """Ledger and frontier, read together."""
+    """Ledger, frontier and settled runs, read together."""
 
     ledger: dict[str, Any]
-    frontier: dict[int, tuple[int, int, int]]  # environment -> run, index where its open sequence began, last index
+    frontier: Frontier
+    settled: Mapping[int, Settled]
 
 
 class StoreView(NamedTuple):
-    """The store's books: its identity, its counters, and what it last got of each environment."""
+    """The store's books: its identity, its counters, and the index up to which it got each environment's run."""
 
     epoch: str
     counts: StoreCounts
-    stored: Mapping[int, tuple[int, int]]
+    stored: Known
+
+
+class Recovered(NamedTuple):
+    """What a successor knows of its predecessor: where each environment stands, and which runs are settled."""
+
+    known: Known
+    settled: Mapping[int, Settled]
 
 
 class Versions:
@@ -65,60 +74,59 @@ class Versions:
         write_json(self._path, {"reserved": self.reserved})
 
 
+def by_place(stored_index: Mapping[tuple[int, int], int]) -> Known:
+    """From the store's environments to places: a run may have had several indices."""
+    stored: dict[Place, int] = {}
+    for (environment, run), index in stored_index.items():
+        place = (run, offset_of(environment))
+        stored[place] = max(index, stored.get(place, 0))
+    return stored
+
+
 def checkpoint_meta(cut: Cut, store: StoreView, **rest: Any) -> dict[str, Any]:
     """The part of a checkpoint's metadata that ``recover`` reads, and ``rest``."""
     return {
         "ledger": cut.ledger,
-        "frontier": [[environment, *entry] for environment, entry in cut.frontier.items()],
+        "frontier": [[*place, *entry] for place, entry in cut.frontier.items()],
+        "settled": [[run, *entry] for run, entry in cut.settled.items()],
         "store": {"epoch": store.epoch, **store.counts._asdict()},
         **rest,
     }
 
 
-def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger) -> Frontier:
-    """Restores the ledger and books what happened after the cut.
-
-    Returns:
-        What is known of each environment: its run and the last running index that is booked.
-    """
+def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger) -> Recovered:
+    """Restores the ledger and books what happened after the cut."""
     meta = checkpoint.meta
     ledger.restore(meta["ledger"])
-    frontier = {int(e): (int(run), int(base), int(index)) for e, run, base, index in meta["frontier"]}
-    if meta["store"]["epoch"] != store.epoch:
-        return _recover_without_store(ledger, frontier, store)
-    accepted, lost = 0, 0
-    known: dict[int, tuple[int, int]] = {}
-    for environment in frontier.keys() | store.stored.keys():
-        run, base, index = frontier.get(environment, (0, 0, 0))
-        stored_run, stored_index = store.stored.get(environment, (0, 0))
-        if stored_run == run:
-            accepted += max(0, stored_index - index)
-            lost += max(0, index - max(stored_index, base))
-            known[environment] = (run, max(stored_index, index))
-        elif environment in store.stored and environment not in frontier:
-            accepted += stored_index
-            known[environment] = (stored_run, stored_index)
-        else:
-            lost += index - base
-            known[environment] = (run, index)
+    frontier = {(int(run), int(offset)): (int(base), int(index)) for run, offset, base, index in meta["frontier"]}
+    settled = {int(run): Settled(int(delivered), dict(dropped)) for run, delivered, dropped in meta["settled"]}
+    known: dict[Place, int] = {}
+    accepted = lost = 0
+    for place in frontier.keys() | store.stored.keys():
+        base, index = frontier.get(place, (0, 0))
+        put = max(base, store.stored.get(place, 0))
+        accepted += max(0, put - index)
+        lost += max(0, index - put)
+        known[place] = max(put, index)
+    waiting = meta["ledger"]["waiting"]
+    put_of_waiting = int(waiting["assembler"]) - lost
+    if meta["store"]["epoch"] == store.epoch:
+        before = StoreCounts(**{name: int(meta["store"][name]) for name in StoreCounts._fields})
+        # Indices that went on without a put: gaps that the predecessor itself found and dropped.
+        gaps = accepted + put_of_waiting - (store.counts.put_total - before.put_total)
+        dropped = {"learner_restart": lost + max(0, gaps)}
+    else:
+        before = StoreCounts(0, 0, 0, 0, 0)
+        held = int(waiting["store"]) + int(waiting["prefetch"])
+        gone = held + put_of_waiting + accepted - store.counts.put_total
+        dropped = {"learner_restart": lost, "store_lost": max(0, gone)}
+        if gone > 0:
+            log.warning("the store is not the one of the checkpoint: %d transitions that waited in it are lost", gone)
+    dropped["oldest"] = store.counts.dropped_total - before.dropped_total
     ledger.recovered(
         accepted=accepted,
-        rolled_back=store.counts.acknowledged_total - int(meta["store"]["acknowledged_total"]),
+        rolled_back=store.counts.acknowledged_total - before.acknowledged_total,
         waiting_in_store=store.counts.waiting,
-        dropped={
-            "learner_restart": lost,
-            "oldest": store.counts.dropped_total - int(meta["store"]["dropped_total"]),
-        },
+        dropped=dropped,
     )
-    return known
-
-
-def _recover_without_store(
-    ledger: Ledger, frontier: Mapping[int, tuple[int, int, int]], store: StoreView
-) -> dict[int, tuple[int, int]]:
-    waiting = ledger.snapshot()["waiting"]
-    if sum(waiting.values()):
-        log.warning("the store is not the one of the checkpoint: what waited in it is lost: %s", waiting)
-    dropped = {"store_lost": waiting["store"] + waiting["prefetch"], "learner_restart": waiting["assembler"]}
-    ledger.recovered(accepted=0, rolled_back=0, waiting_in_store=store.counts.waiting, dropped=dropped)
-    return {environment: (run, index) for environment, (run, _, index) in frontier.items()}
+    return Recovered(known, settled)

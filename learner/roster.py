@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from learner.assembler import Assembler, Unroll
-from learner.slots import Member, SlotTable
+from learner.slots import Group, Member, SlotTable
 from pipeline.errors import SpaceError
 from pipeline.ledger import Ledger
 from pipeline.protocol import Report
@@ -25,7 +25,13 @@ from pipeline.spaces import Spaces
 log = logging.getLogger(__name__)
 
 REMEMBERED_RUNS = 4096
-Frontier = Mapping[int, tuple[int, int]]  # environment id -> (run, running index of its last known transition)
+Place = tuple[int, int]
+"""(run, offset within the worker): an environment whatever index its worker has; a run that comes back may get another.
+"""
+Known = Mapping[Place, int]
+"""Running index of the last known transition."""
+Frontier = dict[Place, tuple[int, int]]
+"""(index up to which all is put or booked as lost, running index of the last transition)."""
 
 
 class Refusal(NamedTuple):
@@ -52,6 +58,7 @@ class Roster:
         assembler: Opened at admission, flushed at the end of a run.
         ledger: Books undelivered transitions and drops at the worker.
         known: What a predecessor accepted of each environment's run: empty for a new lineage.
+        settled: What it booked of runs that ended.
     """
 
     def __init__(
@@ -63,7 +70,8 @@ class Roster:
         table: SlotTable,
         assembler: Assembler,
         ledger: Ledger,
-        known: Frontier,
+        known: Known,
+        settled: Mapping[int, Settled],
     ) -> None:
         self._spaces = spaces
         self._config_hash = config_hash
@@ -71,11 +79,11 @@ class Roster:
         self.table = table
         self._assembler = assembler
         self._ledger = ledger
-        # By run and place within the worker, not by environment id: a run that comes back may get another index.
+        # Of runs that are not here (not back yet, or ended).
         self._known: OrderedDict[int, dict[int, int]] = OrderedDict()
-        for environment, (run, index) in known.items():
-            self._known.setdefault(run, {})[offset_of(environment)] = index
-        self._settled: OrderedDict[int, Settled] = OrderedDict()
+        for (run, offset), index in known.items():
+            self._known.setdefault(run, {})[offset] = index
+        self._settled = OrderedDict(settled)
 
     def join(self, event: Joined) -> Refusal | None:
         """Admits a run (again, where it is admitted already); None means admitted."""
@@ -119,11 +127,12 @@ class Roster:
         report = event.report or member.report
         known = self._known.setdefault(event.run, {})
         for group in member.groups:
-            index = self._assembler.last_index(group.slots)
-            known.update(zip(map(offset_of, group.environments.tolist()), index.tolist(), strict=True))
+            known.update((offset, index) for offset, _, index in self._entries(group))
+        self._known.move_to_end(event.run)
         _bound(self._known)
         delivered = 0 if self._evaluates(member) else self._delivered(member)
-        self._remember(event.run, Settled(delivered, {}))
+        before = self._settled.get(event.run)  # of a run that lost its lease and came back
+        self._remember(event.run, Settled(delivered, before.dropped if before is not None else {}))
         if report is not None and not self._evaluates(member):
             self._settle(event.run, report)
         log.info("worker %d (%s) left: %s", event.worker, member.worker_id, event.reason)
@@ -135,20 +144,33 @@ class Roster:
         if member is not None:
             member.report = event.report
 
-    def frontier(self) -> dict[int, tuple[int, int, int]]:
-        """Every living training environment's run, index where its sequence began, and last running index."""
-        result = {}
+    def frontier(self, pending: Known) -> Frontier:
+        """Where every training environment stands, also of runs that are not back yet or whose unrolls are being put.
+
+        Args:
+            pending: Running index where the first unroll that is not put yet begins, if there is one.
+        """
+        frontier: Frontier = {}
+        for run, indices in self._known.items():
+            frontier |= {(run, offset): (pending.get((run, offset), index), index) for offset, index in indices.items()}
         for member in self.table:
-            for group in member.groups:
-                if not group.evaluation:
-                    base, last = self._assembler.base_index(group.slots), self._assembler.last_index(group.slots)
-                    for environment, begun, index in zip(group.environments, base, last, strict=True):
-                        result[int(environment)] = (member.run, int(begun), int(index))
-        return result
+            for group in member.groups if not self._evaluates(member) else []:
+                for offset, begun, index in self._entries(group):
+                    frontier[member.run, offset] = (pending.get((member.run, offset), begun), index)
+        return frontier
+
+    def settled(self) -> dict[int, Settled]:
+        """What is booked of runs that ended: their last words may be said again."""
+        return dict(self._settled)
 
     def flush(self) -> list[Unroll]:
         """All open unrolls, padded: at the drain."""
         return [unroll for member in self.table for unroll in self._assembler.flush(member.slots())]
+
+    def _entries(self, group: Group) -> Iterator[tuple[int, int, int]]:
+        """(offset, index where its open unroll begins, last index) of each environment."""
+        begun, last = self._assembler.open_index(group.slots), self._assembler.last_index(group.slots)
+        return zip(map(offset_of, group.environments.tolist()), begun.tolist(), last.tolist(), strict=True)
 
     def _delivered(self, member: Member) -> int:
         return int(sum(self._assembler.last_index(group.slots).sum() for group in member.groups))
@@ -164,7 +186,8 @@ class Roster:
             living.report = report
         else:
             if run not in self._settled:
-                self._remember(run, Settled(sum(self._known.get(run, {}).values()), {}))
+                delivered = sum(self._known.get(run, {}).values())
+                self._remember(run, Settled(delivered, {}))
             self._settle(run, report)
 
     def _settle(self, run: int, report: Report) -> None:

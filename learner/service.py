@@ -24,9 +24,9 @@ from learner.collector import Collector
 from learner.episodes import Episodes
 from learner.inference import InferenceLoop, Serving
 from learner.prefetch import Prefetcher
-from learner.recovery import Cut, StoreView, Versions, checkpoint_meta, recover
+from learner.recovery import Cut, Recovered, StoreView, Versions, by_place, checkpoint_meta, recover
 from learner.reporting import Before, Parts, Reporter
-from learner.roster import Frontier, Roster
+from learner.roster import Roster
 from learner.slots import SlotTable
 from learner.training import Limits, TrainingLoop
 from learner.writer import UnrollWriter
@@ -142,7 +142,7 @@ class Learner:
         config, layout = self.config, agent.layout
         store.check(layout.nbytes)
         trainer = agent.trainer()
-        known, before = self._restore(checkpoint, trainer, store)
+        recovered, before = self._restore(checkpoint, trainer, store)
         versions = Versions(self.directory.checkpoints / "versions.json")
         self.version = max(self.version, versions.reserved)
         # assembler -> writer -> store
@@ -177,14 +177,16 @@ class Learner:
             frame_skip=config.environment.frame_skip,
             version=self.version,
             versions=versions,
-            checkpoint=lambda: self._save(trainer, store, agent.spaces, before),
+            checkpoint=lambda: self._save(trainer, store, writer, agent.spaces, before),
             checkpoint_seconds=config.checkpoint.interval_seconds,
             space=self.space,
             stop=self.stop,
         )
         # broker -> inference -> policy -> assembler
-        self.inference.serve_with(self._serving(agent, writer, known, checkpoint is not None))
-        self._save(trainer, store, agent.spaces, before)  # so that a learner that dies early is resumed like any other
+        self.inference.serve_with(self._serving(agent, writer, recovered, checkpoint is not None))
+        self._save(
+            trainer, store, writer, agent.spaces, before
+        )  # so that a learner that dies early is resumed like any other
         parts = Parts(self.inference, training, prefetcher, writer, self.ledger, self.episodes, self.evaluations)
         threads = [
             OwnedThread("writer", writer.run, self.stop),
@@ -198,11 +200,11 @@ class Learner:
         finally:
             self._drain(writer, threads, inference)
         if self.stop.error is None:
-            self._save(trainer, store, agent.spaces, before)
+            self._save(trainer, store, writer, agent.spaces, before)
             versions.release(training.version)
         self.reporter.report(parts, before, "error" if self.stop.error else self.stop.reason)
 
-    def _serving(self, agent: Agent, writer: UnrollWriter, known: Frontier, restored: bool) -> Serving:
+    def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
         policy = agent.policy(config.learner.slots, config.run.seed)
         policy.warm_up()
@@ -215,7 +217,8 @@ class Learner:
             table=table,
             assembler=assembler,
             ledger=self.ledger,
-            known=known,
+            known=recovered.known,
+            settled=recovered.settled,
         )
         collector = Collector(
             assembler=assembler,
@@ -244,25 +247,28 @@ class Learner:
 
     # Checkpoints.
 
-    def _restore(self, checkpoint: Checkpoint | None, trainer: Any, store: RedisFifo) -> tuple[Frontier, Before]:
+    def _restore(self, checkpoint: Checkpoint | None, trainer: Any, store: RedisFifo) -> tuple[Recovered, Before]:
         if checkpoint is None:
             store.clear()
-            return {}, Before()
+            return Recovered({}, {}), Before()
         trainer.load(checkpoint.arrays)
         self.version = int(checkpoint.meta["version"])
         self.episodes.count = int(checkpoint.meta["episodes"])
-        known = recover(checkpoint, self._view(store), self.ledger)
+        recovered = recover(checkpoint, self._view(store), self.ledger)
         log.info("resumed from %s: %d updates", checkpoint.path, checkpoint.meta["updates"])
-        return known, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]))
+        return recovered, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]))
 
-    def _save(self, trainer: Any, store: RedisFifo, spaces: Spaces, before: Before) -> None:
+    def _save(self, trainer: Any, store: RedisFifo, writer: UnrollWriter, spaces: Spaces, before: Before) -> None:
         training = self.training
         assert training is not None
-        cut = self._cut()
+        with self.ledger.gate:
+            view = self._view(store)
+            writer.notice(view.epoch)
+            cut = self._cut(writer)
         started, updated = self.inference.first_step, training.last_update
         meta = checkpoint_meta(
             cut,
-            self._view(store),
+            view,
             version=training.version,
             updates=before.updates + training.updates,
             seconds=before.seconds + (max(0.0, updated - started) if started and updated else 0.0),
@@ -271,16 +277,16 @@ class Learner:
         )
         save(self.directory.checkpoints, trainer.snapshot(), meta, self.config.checkpoint.keep)
 
-    def _cut(self) -> Cut:
+    def _cut(self, writer: UnrollWriter) -> Cut:
         """Ledger and frontier between two inference batches; after the inference thread has ended, as they are."""
 
         def read() -> Cut:
-            return Cut(self.ledger.snapshot(), self.roster.frontier())
+            return Cut(self.ledger.snapshot(), self.roster.frontier(writer.pending()), self.roster.settled())
 
         return self.inference.at_rest(read, CUT_SECONDS)
 
     def _view(self, store: RedisFifo) -> StoreView:
-        return StoreView(store.epoch(), store.counts(), store.stored_index())
+        return StoreView(store.epoch(), store.counts(), by_place(store.stored_index()))
 
     # Small things.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from learner.assembler import Unroll
 from pipeline.ledger import Ledger
+from pipeline.rows import offset_of
 from pipeline.store.interface import Fifo, Put, PutResult, StoreFull
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,16 @@ class UnrollWriter:
         """The inference loop must hold back."""
         return len(self._queue) >= self._limit
 
+    def pending(self) -> dict[tuple[int, int], int]:
+        """(run, offset) -> running index where its first unroll that waits here begins.
+
+        Called by the inference thread under the ledger's gate: nothing comes or goes meanwhile.
+        """
+        first: dict[tuple[int, int], int] = {}
+        for unroll in self._queue:
+            first.setdefault((unroll.run, offset_of(unroll.environment)), unroll.first_index)
+        return first
+
     def submit(self, unrolls: list[Unroll]) -> None:
         """Takes finished unrolls, in order. Called by the inference thread; never blocks."""
         with self._changed:
@@ -106,12 +117,13 @@ class UnrollWriter:
         puts = [Put(u.environment, u.run, u.row, u.next_index, u.valid, self._encode(u.record)) for u in chunk]
         while puts:
             self._space.clear()
-            try:
-                result = store.put(puts)
-            except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
-                result = PutResult(0, 0, 0, "")
-            self._notice(result.epoch)
-            self._book(puts[: result.stored], result.repeated, result.dropped)
+            with self._ledger.gate:
+                try:
+                    result = store.put(puts)
+                except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
+                    result = PutResult(0, 0, 0, "")
+                self.notice(result.epoch)
+                self._book(puts[: result.stored], result.repeated, result.dropped)
             puts = puts[result.stored :]
             if not puts:
                 break
@@ -122,8 +134,11 @@ class UnrollWriter:
             self._space.wait(FULL_POLL_SECONDS)
         self.store_full_since = None
 
-    def _notice(self, epoch: str) -> None:
-        """A store that began anew lost what waited in it; this thread's put is the first to know."""
+    def notice(self, epoch: str) -> None:
+        """A store that began anew lost what waited in it: called with its epoch under the ledger's gate.
+
+        A put is the first to know, or a checkpoint that comes before it.
+        """
         if epoch and epoch != self._epoch:
             if self._epoch:
                 lost = self._ledger.lost("store", "store_lost")

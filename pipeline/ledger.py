@@ -19,9 +19,15 @@ WORKER_PREFIX = "worker_"
 
 
 class Ledger:
-    """Thread-safe counters. All amounts are valid transitions, except ``masked`` (rows)."""
+    """Thread-safe counters. All amounts are valid transitions, except ``masked`` (rows).
+
+    Attributes:
+        gate: Held by whoever changes the store's books and these, until both are changed; a checkpoint holds it while
+            it reads both, so that it never sees one without the other.
+    """
 
     def __init__(self) -> None:
+        self.gate = threading.Lock()
         self._lock = threading.Lock()
         self._taken = 0
         self._undelivered = 0
@@ -87,7 +93,7 @@ class Ledger:
         """Books what a restored learner finds of its predecessor's work after the checkpoint.
 
         Args:
-            accepted: Transitions found in the store beyond what the checkpoint had accepted (taken as well).
+            accepted: Transitions accepted after the checkpoint, as the store shows (taken as well).
             rolled_back: Transitions acknowledged after the checkpoint, whose updates are lost.
             waiting_in_store: What waits in the store now.
             dropped: What is known to be lost, by reason.

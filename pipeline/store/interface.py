@@ -99,8 +99,11 @@ class Fifo(Protocol):
     def counts(self) -> StoreCounts:
         """The books, read under one cut."""
 
-    def stored_index(self) -> dict[int, tuple[int, int]]:
-        """environment -> (run, next_index) of its last put: what a restarted learner knows of its predecessor."""
+    def stored_index(self) -> dict[tuple[int, int], int]:
+        """(environment, run) -> next_index of its last put: what a restarted learner knows of its predecessor.
+
+        Of each environment the latest runs are remembered.
+        """
 
     def close(self) -> None:
         """Closes the connection."""

@@ -5,7 +5,7 @@ Keys, all under ``<prefix>:``
     key      type    holds
     unrolls  stream  one entry per item, fields v (valid transitions) and p (payload); group "learners"
     books    hash    put_total, acknowledged_total, dropped_total, waiting
-    last     hash    environment -> "run row next_index" of its last put
+    last     hash    environment -> "run row next_index;..." of the last put of each of its latest runs
     epoch    string  random; made with the group, so it changes when the data was lost
     replies  hash    producer -> "token stored repeated dropped" of its last put
     alive    hash    consumer -> Unix time of its last acknowledgement
@@ -264,13 +264,14 @@ class RedisFifo:
         value = self._commands.call(lambda client: client.get(self._epoch))
         return value.decode() if isinstance(value, bytes) else self._commands.call(self._ensure)
 
-    def stored_index(self) -> dict[int, tuple[int, int]]:
-        """environment -> (run, next_index) of its last put."""
+    def stored_index(self) -> dict[tuple[int, int], int]:
+        """(environment, run) -> next_index of its last put, of the latest runs of each environment."""
         found: Any = self._commands.call(lambda client: client.hgetall(self._last))
         index = {}
         for environment, value in found.items():
-            run, _, next_index = value.split()
-            index[int(environment)] = (int(run), int(next_index))
+            for put in value.split(b";"):
+                run, _, next_index = put.split()
+                index[int(environment), int(run)] = int(next_index)
         return index
 
     def clear(self) -> None:

@@ -145,7 +145,7 @@ def test_stored_index_tells_a_successor_where_it_stands(make_fifo: FifoFactory) 
     fifo = make_fifo()
     fifo.put([item(0), item(5), item(0, environment=9, run=3)])
     fifo.acknowledge(fifo.take(9, 1.0))
-    assert make_fifo().stored_index() == {1: (2**62 + 1, 10), 9: (3, 5)}
+    assert make_fifo().stored_index() == {(1, 2**62 + 1): 10, (9, 3): 5}
 
 
 def test_two_prefixes_never_touch(make_fifo: FifoFactory) -> None:

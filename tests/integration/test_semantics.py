@@ -70,6 +70,7 @@ class Pipeline:
             assembler=self.assembler,
             ledger=self.ledger,
             known={},
+            settled={},
         )
         self.collector = Collector(
             assembler=self.assembler,

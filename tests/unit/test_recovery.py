@@ -11,7 +11,7 @@ from pipeline.store.interface import StoreCounts
 
 pytestmark = pytest.mark.unit
 
-RUN = 7
+PLACE = (7, 5)  # run, offset
 
 
 class Predecessor:
@@ -36,10 +36,10 @@ class Predecessor:
 
     def view(self, epoch: str = "a") -> StoreView:
         counts = StoreCounts(self.put_total, self.acknowledged, 0, self.put_total - self.acknowledged, 0)
-        return StoreView(epoch, counts, {5: (RUN, self.put_total)} if self.put_total else {})
+        return StoreView(epoch, counts, {PLACE: self.put_total} if self.put_total else {})
 
     def checkpoint(self) -> Checkpoint:
-        cut = Cut(self.ledger.snapshot(), {5: (RUN, 0, self.index)})
+        cut = Cut(self.ledger.snapshot(), {PLACE: (self.put_total, self.index)}, {})
         return Checkpoint(Path("x"), {}, checkpoint_meta(cut, self.view()))
 
 
@@ -56,9 +56,9 @@ def test_it_closes(accepted_after: int, put_after: int, trained_after: int) -> N
     before.put(min(put_after, before.index - 40))
     before.train(trained_after)
     ledger = Ledger()
-    known = recover(checkpoint, before.view(), ledger)
+    known = recover(checkpoint, before.view(), ledger).known
     # The worker comes back with its running index, one transition further.
-    gap = before.index + 1 - known[5][1]
+    gap = before.index + 1 - known[PLACE]
     ledger.missed(gap, "learner_restart")
     got = ledger.snapshot()
     assert got["error"] == 0
@@ -76,7 +76,7 @@ def test_another_store_loses_what_waited() -> None:
     checkpoint = before.checkpoint()
     ledger = Ledger()
     empty = StoreView("b", StoreCounts(0, 0, 0, 0, 0), {})
-    assert recover(checkpoint, empty, ledger) == {5: (RUN, 50)}
+    assert recover(checkpoint, empty, ledger).known == {PLACE: 50}
     got = ledger.snapshot()
     assert got["error"] == 0 and got["dropped"] == {"store_lost": 20, "learner_restart": 10}
 
