@@ -9,18 +9,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from pipeline.config.r2d2 import R2d2Section
+from pipeline.config.section import Section
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Device = Annotated[str, Field(pattern=r"^(auto|(cpu|gpu):[0-9]+)$")]
-
-
-class Section(BaseModel):
-    """A section: unknown keys, NaN and infinities are errors, values are frozen after validation."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
 
 
 class RunSection(Section):
@@ -254,10 +249,11 @@ class VtraceSection(Section):
 
 
 class TrainingSection(Section):
-    algorithm: Literal["vtrace"] = "vtrace"
-    """The algorithm."""
+    algorithm: Literal["vtrace", "r2d2"] = "vtrace"
+    """The algorithm: its section holds its settings."""
     unroll_length: int = Field(20, ge=1)
-    """T: transitions per unroll; an unroll has T + 1 rows."""
+    """T: transitions per unroll; an unroll has T + 1 rows. With `r2d2` the learnt ones: `r2d2.burn_in` more rows stand
+    before them."""
     batch_size: int = Field(32, ge=1)
     """Unrolls per update, over all training devices."""
     prefetch_batches: int = Field(2, ge=1)
@@ -336,6 +332,8 @@ class Config(Section):
     """Unrolls, batches, optimizer."""
     vtrace: VtraceSection = Field(default_factory=VtraceSection)
     """The V-trace loss."""
+    r2d2: R2d2Section = Field(default_factory=R2d2Section)
+    """R2D2: its loss and its exploration."""
     store: StoreSection = Field(default_factory=StoreSection)
     """The Redis store."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
