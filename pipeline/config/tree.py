@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from pipeline.config.r2d2 import R2d2Section
+from pipeline.config.replay import ReplaySection
 from pipeline.config.section import Section
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -265,8 +266,8 @@ class TrainingSection(Section):
 
 
 class StoreSection(Section):
-    backend: Literal["redis"] = "redis"
-    """Where unrolls wait."""
+    backend: Literal["redis", "memory"] = "redis"
+    """Where unrolls wait; `memory`: in the learner's process, for a single machine, gone when it ends."""
     url: str | None = None
     """`redis://`, `rediss://` or `unix://`; none starts an embedded server on a private socket (`seedmq run`)."""
     username: str | None = None
@@ -297,6 +298,12 @@ class StoreSection(Section):
         if parts.password is not None or "password=" in parts.query:
             raise ValueError("holds a password, which would be printed: put it into store.password_file")
         return url
+
+    @model_validator(mode="after")
+    def _memory_has_no_url(self) -> StoreSection:
+        if self.backend == "memory" and self.url is not None:
+            raise ValueError("backend = memory needs no url: it is the learner's own memory")
+        return self
 
 
 class CheckpointSection(Section):
@@ -334,8 +341,10 @@ class Config(Section):
     """The V-trace loss."""
     r2d2: R2d2Section = Field(default_factory=R2d2Section)
     """R2D2: its loss and its exploration."""
+    replay: ReplaySection = Field(default_factory=ReplaySection)
+    """The replay of off-policy algorithms: what is kept, and how it is sampled."""
     store: StoreSection = Field(default_factory=StoreSection)
-    """The Redis store."""
+    """Where unrolls are stored."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     """Checkpoints."""
     security: SecuritySection = Field(default_factory=SecuritySection)
@@ -348,6 +357,12 @@ class Config(Section):
             raise ValueError(
                 f"store.capacity = {self.store.capacity} unrolls can never fill "
                 f"training.batch_size = {self.training.batch_size}"
+            )
+        tolerance = self.replay.tolerance
+        if tolerance is not None and 2 * tolerance < self.training.batch_size:
+            raise ValueError(
+                f"replay.tolerance = {tolerance} samples is below half of "
+                f"training.batch_size = {self.training.batch_size}: inserts and samples could wait for each other"
             )
         if workers.count * workers.envs > learner.slots:
             raise ValueError(
