@@ -16,6 +16,7 @@ from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_replay import RedisReplay
 from pipeline.store.redis_store import RedisFifo
+from tests.integration.flaky_proxy import FlakyProxy
 
 REDIS_SERVER = shutil.which("redis-server")
 BINARIES = {"valkey": None, "redis": REDIS_SERVER} if REDIS_SERVER else {"valkey": None}
@@ -87,6 +88,14 @@ def free_port() -> int:
 def prefix() -> str:
     """A prefix of the test's own."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def proxy(shared_redis: EmbeddedServer, prefix: str) -> Iterator[FlakyProxy]:
+    """Between clients and the shared server."""
+    flaky = FlakyProxy(shared_redis.socket_path.with_name(f"{prefix}.sock"), shared_redis.socket_path)
+    yield flaky
+    flaky.close()
 
 
 @pytest.fixture
