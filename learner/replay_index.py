@@ -119,7 +119,7 @@ class ReplayIndex:
             return self._ids[leaves], self._tree.get(leaves) / self._tree.total
 
     def _add(self, ids: npt.NDArray[np.int64], weights: npt.NDArray[np.float64]) -> None:
-        newer = ids > self._ids[ids % self.capacity]
+        newer = ids >= self._ids[ids % self.capacity]
         ids, weights = ids[newer], weights[newer]
         leaves = ids % self.capacity
         self._size += int(np.count_nonzero(self._ids[np.unique(leaves)] == NO_ID))

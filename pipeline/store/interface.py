@@ -161,7 +161,8 @@ class InsertResult(NamedTuple):
     """What became of an insert.
 
     Attributes:
-        ids: One per item, in order: its id, or None where it is a repeat.
+        ids: One per item, in order: its id, or None where it is a repeat. Shorter than the items where the backend ran
+            out of memory between them: insert the rest again.
         evicted: Ids of the items that made room, oldest first; of this very call's too, where it inserted more than the
             capacity.
         evicted_valid: Their valid transitions.
@@ -219,7 +220,7 @@ class Replay(Protocol):
         Raises:
             ValueError: a priority that is negative or not finite; nothing is inserted.
             StoreError: an item that is larger than ``capacity_bytes``; nothing is inserted.
-            StoreFull: the backend has no memory left. Of a long call the front may be inserted: insert all of it again.
+            StoreFull: the backend has no memory left; nothing is inserted.
         """
 
     def fetch(self, ids: list[int]) -> list[bytes | None]:

@@ -29,7 +29,15 @@ import redis
 
 from pipeline.stopping import StopToken
 from pipeline.store import redis_limits
-from pipeline.store.interface import Entries, Insert, InsertResult, ReplayCounts, check_priorities, check_sizes
+from pipeline.store.interface import (
+    Entries,
+    Insert,
+    InsertResult,
+    ReplayCounts,
+    StoreFull,
+    check_priorities,
+    check_sizes,
+)
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings
 
 INSERT_ITEMS = 256  # of one script call: bounds how long the server is busy with it
@@ -117,11 +125,11 @@ class RedisReplay:
             redis_limits.check_replay_capacity(self._link, unroll_bytes, self._capacity, self._capacity_bytes)
 
     def insert(self, items: list[Insert]) -> InsertResult:
-        """Inserts items in order, each once, and evicts the oldest where they need room.
+        """Inserts items in order, each once, and evicts the oldest where they need room; ``ids`` may be shorter.
 
         Raises:
             ValueError: a priority that is negative or not finite; nothing is inserted.
-            StoreFull: Redis has no memory left, below the capacity. The front may be inserted: insert all of it again.
+            StoreFull: Redis has no memory left, below the capacity; nothing is inserted.
             UnreachableError: Redis stayed away.
             StoreError: Redis refused, or an item is larger than ``capacity_bytes`` (nothing is inserted).
         """
@@ -129,7 +137,12 @@ class RedisReplay:
         check_sizes(items, self._capacity_bytes)
         result = InsertResult([], [], 0, 0, "")
         for chunk in _chunks(items):
-            result = _joined(result, self._insert(chunk))
+            try:
+                result = _joined(result, self._insert(chunk))
+            except StoreFull:
+                if not result.ids:
+                    raise
+                break  # what the front's insert says must not get lost
         return result
 
     def _insert(self, items: list[Insert]) -> InsertResult:

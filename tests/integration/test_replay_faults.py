@@ -112,6 +112,23 @@ def test_a_redis_that_stays_away_is_named(make_redis: ServerFactory, make_redis_
             operation()
 
 
+def test_a_long_insert_into_a_full_redis_tells_what_is_there(
+    make_redis: ServerFactory, make_redis_replay: ReplayFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.store.redis_replay.INSERT_ITEMS", 2)
+    server = make_redis()
+    replay, client = make_redis_replay(server), admin(server)
+    batch = items(*range(100), size=100_000)
+    replay.epoch()
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2**21)
+    front = replay.insert(batch)
+    assert 0 < len(front.ids) < 100 and len(front.ids) % 2 == 0
+    assert replay.counts().items == len(front.ids)
+    client.config_set("maxmemory", 0)
+    rest = replay.insert(batch[len(front.ids) :])
+    assert replay.entries().ids.tolist() == front.ids + rest.ids and len(front.ids + rest.ids) == 100
+
+
 def test_a_full_redis_refuses_whole_inserts(make_redis: ServerFactory, make_redis_replay: ReplayFactory) -> None:
     server = make_redis()
     replay, client = make_redis_replay(server), admin(server)

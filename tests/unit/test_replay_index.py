@@ -69,6 +69,13 @@ def test_a_newer_id_takes_the_leaf_of_an_older_one() -> None:
     assert 0 not in probabilities(index, rng), "an older one that comes late is passed over"
 
 
+def test_an_id_that_is_added_again_has_the_new_priority() -> None:
+    """A Redis that lost its last second gives ids again."""
+    index = index_of([1.0, 1.0])
+    index.add([BASE + 1], [3.0])
+    assert index.size == 2 and probabilities(index, np.random.default_rng(0)) == pytest.approx({0: 0.25, 1: 0.75})
+
+
 def test_more_than_the_capacity_keeps_the_newest() -> None:
     index = ReplayIndex(3, 1.0)
     index.rebuild([BASE + i for i in range(8)], [1.0] * 8)
