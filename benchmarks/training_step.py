@@ -112,7 +112,7 @@ def acted_batch(agent: Agent, frames: np.ndarray[Any, Any], rows: int) -> dict[s
     for t, begin in ((t, b) for t in range(len(frames)) for b in range(0, envs, rows)):
         group = np.arange(begin, begin + rows, dtype=np.int32)
         acted = policy.submit(
-            group, np.full(rows, t == 0), fields["reward"][group, t], [frames[t, group]], np.zeros(rows, np.bool_)
+            group, np.full(rows, t == 0), fields["reward"][group, t], [frames[t, group]], np.ones(rows, np.float32)
         ).result()
         fields["action"][group, t], fields["behaviour"][group, t] = acted.action, acted.behaviour
     return layout.batch(records)
@@ -153,7 +153,7 @@ def works_of(variant: Variant, config: Config, frames: np.ndarray[Any, Any], kin
     """What to measure of a variant, traced and run once; and its ``log_prob_errors``."""
     agent = build_agent(config, SPACES[kind], prepare_devices(config))
     # The first weights make every action nearly as likely as the next: sharpened, as after training, errors show.
-    agent.network.policy_head.kernel.assign(agent.network.policy_head.kernel * 100.0)
+    agent.network.head.policy.kernel.assign(agent.network.head.policy.kernel * 100.0)
     with stacking(variant):
         batch = acted_batch(agent, frames, INFERENCE_ROWS[0])
         errors = log_prob_errors(agent, batch)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from learner.algorithms.vtrace import Vtrace
 from learner.checkpoint import load_latest
 from learner.devices import Devices, choose_devices, configure_runtime
-from learner.distributions import Distribution, distribution_for
+from learner.distributions import Distribution
+from learner.exploration import Exploration
 from learner.inputs import RewardTransform
+from learner.method import Method, method_of
 from learner.networks.build import build_network
 from learner.networks.network import Network, named_variables, state_shapes
 from learner.networks.precision import choose_precision
@@ -35,10 +37,21 @@ class Agent:
     config: Config
     spaces: Spaces
     devices: Devices
-    distribution: Distribution
+    method: Method
     network: Network
     layout: UnrollLayout
-    rewards: RewardTransform
+
+    @property
+    def distribution(self) -> Distribution:
+        return self.method.distribution
+
+    @property
+    def rewards(self) -> RewardTransform:
+        return self.method.rewards
+
+    @property
+    def exploration(self) -> Exploration:
+        return self.method.exploration
 
     def policy(self, slots: int, seed: int) -> Acting:
         """A policy with ``slots`` slots over the inference devices; one trace per batch bucket."""
@@ -67,8 +80,7 @@ class Agent:
         environment = self.config.environment
         return Trainer(
             self.network,
-            self.distribution,
-            Vtrace(self.config.vtrace),
+            self.method.algorithm(lambda: _network(self.config, self.spaces, self.devices, self.method)),
             self.config.training.optimizer,
             self.devices,
             environment.frame_stack,
@@ -108,32 +120,50 @@ def build_agent(config: Config, spaces: Spaces, devices: Devices) -> Agent:
         ConfigError: settings that do not go together.
         SpaceError: spaces that the network or the frame stack cannot take.
     """
-    distribution = distribution_for(spaces.action)
-    stack = config.environment.frame_stack
-    precision = choose_precision(config.network.precision, devices.replicas)
-    if config.network.precision != "float32":
-        log.info("the network's torso computes in %s", precision)
-    settings = config.network.model_copy(update={"precision": precision})
+    method = method_of(config, spaces.action)
+    distribution = method.distribution
     with devices.strategy.scope():
-        network = build_network(spaces, distribution, settings, stack, config.run.seed)
+        network = _network(config, spaces, devices, method)
     layout = UnrollLayout(
-        unroll_length=config.training.unroll_length,
-        frame_stack=stack,
+        unroll_length=method.rows_before + config.training.unroll_length,
+        frame_stack=config.environment.frame_stack,
         observation=spaces.observation,
         action_shape=distribution.action_shape,
         action_dtype=distribution.action_dtype,
         behaviour_size=distribution.parameters,
         state_shapes=state_shapes(network),
     )
-    rewards = RewardTransform(config.vtrace.reward_scale, config.vtrace.reward_clip)
-    return Agent(config, spaces, devices, distribution, network, layout, rewards)
+    return Agent(config, spaces, devices, method, network, layout)
 
 
-def load_policy(config: Config, checkpoints: Path, slots: int, seed: int) -> tuple[Acting, Spaces, int]:
+def _network(config: Config, spaces: Spaces, devices: Devices, method: Method) -> Network:
+    """One network, in the scope of the strategy; all that are made are equal."""
+    precision = choose_precision(config.network.precision, devices.replicas)
+    if config.network.precision != "float32":
+        log.info("the network's torso computes in %s", precision)
+    settings = config.network.model_copy(update={"precision": precision})
+    stack = config.environment.frame_stack
+    return build_network(spaces, method.distribution, settings, stack, config.run.seed, head=method.head)
+
+
+class Restored(NamedTuple):
+    """A policy from a checkpoint, warmed up.
+
+    Attributes:
+        policy: Acts.
+        spaces: What it was trained on.
+        version: Its version.
+        exploration: How much its environments explore.
+    """
+
+    policy: Acting
+    spaces: Spaces
+    version: int
+    exploration: Exploration
+
+
+def load_policy(config: Config, checkpoints: Path, slots: int, seed: int) -> Restored:
     """The policy of the newest good checkpoint, for evaluation.
-
-    Returns:
-        The policy (warmed up), the spaces it was trained on, and its version.
 
     Raises:
         CheckpointError: there is no usable checkpoint, or it is of another network.
@@ -151,4 +181,4 @@ def load_policy(config: Config, checkpoints: Path, slots: int, seed: int) -> tup
         variable.assign(array)
     policy = agent.policy(slots, seed)
     policy.warm_up()
-    return policy, spaces, int(found.meta["version"])
+    return Restored(policy, spaces, int(found.meta["version"]), agent.exploration)

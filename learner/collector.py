@@ -57,7 +57,7 @@ class Collector:
             if part.finals and not part.group.evaluation:
                 self._append_finals(part, acted, offset, version)
             offset += len(part.group.slots)
-        training = ~batch.greedy
+        training = ~batch.evaluation
         if training.all():
             rows = Acted(acted.action, acted.behaviour, acted.state, version)
             self._append(batch.slots, _numbers(batch), batch.rows, batch.observation, rows)

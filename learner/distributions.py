@@ -1,5 +1,8 @@
 """Action distributions: parameters ``[..., D]`` from the network, raw actions ``[..., *action_shape]`` as stored.
 
+How much a row explores is one number, ``exploration``: 0 takes the best action; at 1 a stochastic policy samples what
+it is, and an epsilon-greedy one acts at random.
+
 The **raw** action is what was sampled: an index for discrete spaces, the value before squashing for boxes. It is what
 rows store, so that the behaviour log-probability is computed again without inverting the squash.
 """
@@ -19,7 +22,7 @@ from pipeline.spaces import Leaf
 
 
 class Distribution(ABC):
-    """Distribution of one action leaf. Everything but ``to_env`` is TensorFlow and differentiable in ``params``.
+    """How one action leaf is chosen. Everything but ``to_env`` is TensorFlow.
 
     Attributes:
         parameters: D.
@@ -34,18 +37,30 @@ class Distribution(ABC):
     features_size: int
 
     @abstractmethod
-    def sample(self, params: tf.Tensor, seed: tf.Tensor, greedy: tf.Tensor | None = None) -> tf.Tensor:
+    def sample(self, params: tf.Tensor, seed: tf.Tensor, exploration: tf.Tensor | None = None) -> tf.Tensor:
         """Raw actions ``[B, *action_shape]`` from ``params`` ``[B, D]``.
 
         Args:
             params: float32 ``[B, D]``.
             seed: int32 ``[2]`` of the stateless generator: same seed, same shape, same actions.
-            greedy: bool ``[B]``, rows that take the mode instead.
+            exploration: float32 ``[B]`` from 0 (the mode) to 1; None is 1 everywhere.
         """
 
     @abstractmethod
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         """The greedy raw action ``[..., *action_shape]``."""
+
+    @abstractmethod
+    def features(self, raw: tf.Tensor) -> tf.Tensor:
+        """float32 ``[..., features_size]``, bounded where the space is: the previous action as a network sees it."""
+
+    @abstractmethod
+    def to_env(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """numpy ``[..., *leaf.shape]`` in the leaf's dtype (discrete: int64), inside the space whatever ``raw`` is."""
+
+
+class Stochastic(Distribution):
+    """A distribution with densities, differentiable in ``params``; ``exploration`` scales its noise."""
 
     @abstractmethod
     def log_prob(self, params: tf.Tensor, raw: tf.Tensor) -> tf.Tensor:
@@ -59,17 +74,9 @@ class Distribution(ABC):
     def kl(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """float32 ``[...]``, KL(p || q) of two parameter tensors, exact, in nats."""
 
-    @abstractmethod
-    def features(self, raw: tf.Tensor) -> tf.Tensor:
-        """float32 ``[..., features_size]``, bounded where the space is: the previous action as a network sees it."""
 
-    @abstractmethod
-    def to_env(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """numpy ``[..., *leaf.shape]`` in the leaf's dtype (discrete: int64), inside the space whatever ``raw`` is."""
-
-
-class Categorical(Distribution):
-    """Discrete actions; parameters are logits, the raw action is the index from 0 (int32)."""
+class Discrete(Distribution):
+    """Discrete actions: one parameter each, the mode is the largest; the raw action is the index from 0 (int32)."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.parameters = self.features_size = leaf.n
@@ -77,16 +84,38 @@ class Categorical(Distribution):
         self.action_dtype = "int32"
         self._start = leaf.start
 
-    def sample(self, params: tf.Tensor, seed: tf.Tensor, greedy: tf.Tensor | None = None) -> tf.Tensor:
+    def mode(self, params: tf.Tensor) -> tf.Tensor:
+        return tf.argmax(params, -1, tf.int32)
+
+    def features(self, raw: tf.Tensor) -> tf.Tensor:
+        return tf.one_hot(raw, self.parameters)
+
+    def to_env(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return raw.astype(np.int64) + self._start
+
+
+class EpsilonGreedy(Discrete):
+    """Parameters are Q-values; ``exploration`` is epsilon: the probability of an action drawn evenly from all."""
+
+    def sample(self, params: tf.Tensor, seed: tf.Tensor, exploration: tf.Tensor | None = None) -> tf.Tensor:
+        uniform = tf.random.stateless_uniform([tf.shape(params)[0], 2], seed)
+        # The product may round up to the number of actions.
+        any_action = tf.minimum(tf.cast(uniform[:, 1] * self.parameters, tf.int32), self.parameters - 1)
+        if exploration is None:
+            return any_action
+        return tf.where(uniform[:, 0] < exploration, any_action, self.mode(params))
+
+
+class Categorical(Discrete, Stochastic):
+    """Discrete actions; parameters are logits, the raw action is the index from 0 (int32)."""
+
+    def sample(self, params: tf.Tensor, seed: tf.Tensor, exploration: tf.Tensor | None = None) -> tf.Tensor:
         # Gumbel-max: one argmax serves sampled and greedy rows.
         uniform = tf.random.stateless_uniform(tf.shape(params), seed, minval=np.finfo(np.float32).tiny)
         noise = -tf.math.log(-tf.math.log(uniform))
-        if greedy is not None:
-            noise = tf.where(greedy[:, None], tf.zeros_like(noise), noise)
+        if exploration is not None:
+            noise *= exploration[:, None]
         return self.mode(params + noise)
-
-    def mode(self, params: tf.Tensor) -> tf.Tensor:
-        return tf.argmax(params, -1, tf.int32)
 
     def log_prob(self, params: tf.Tensor, raw: tf.Tensor) -> tf.Tensor:
         return -tf.nn.sparse_softmax_cross_entropy_with_logits(labels=raw, logits=params)
@@ -99,12 +128,6 @@ class Categorical(Distribution):
         log_p = tf.nn.log_softmax(p)
         return tf.reduce_sum(tf.exp(log_p) * (log_p - tf.nn.log_softmax(q)), -1)
 
-    def features(self, raw: tf.Tensor) -> tf.Tensor:
-        return tf.one_hot(raw, self.parameters)
-
-    def to_env(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return raw.astype(np.int64) + self._start
-
 
 MIN_STD = 1e-3
 _STD_OFFSET = math.log(math.expm1(1.0))  # a parameter of 0 means a standard deviation of about 1
@@ -112,7 +135,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(16)
 
 
-class SquashedNormal(Distribution):
+class SquashedNormal(Stochastic):
     """Box actions: a diagonal normal, each bounded dimension squashed by tanh and scaled to its bounds.
 
     Parameters are means and, through softplus, standard deviations (``[..., 2 k]``). The raw action is the normal's
@@ -156,11 +179,11 @@ class SquashedNormal(Distribution):
         log_slope = 2.0 * (math.log(2.0) - x - tf.nn.softplus(-2.0 * x))
         return log_slope * self._bounded.astype(np.float32)
 
-    def sample(self, params: tf.Tensor, seed: tf.Tensor, greedy: tf.Tensor | None = None) -> tf.Tensor:
+    def sample(self, params: tf.Tensor, seed: tf.Tensor, exploration: tf.Tensor | None = None) -> tf.Tensor:
         mean, std = self._normal(params)
         noise = tf.random.stateless_normal(tf.shape(mean), seed)
-        if greedy is not None:
-            noise = tf.where(greedy[:, None], tf.zeros_like(noise), noise)
+        if exploration is not None:
+            noise *= exploration[:, None]
         return self._shaped(mean + std * noise)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
@@ -203,8 +226,8 @@ class SquashedNormal(Distribution):
         return action.astype(leaf.numpy_dtype).reshape(raw.shape)
 
 
-def distribution_for(action: Leaf) -> Distribution:
-    """The distribution of an action leaf.
+def distribution_for(action: Leaf) -> Stochastic:
+    """The stochastic distribution of an action leaf.
 
     Raises:
         SpaceError: a kind without a distribution, or a box that is bounded on one side only.
@@ -214,3 +237,14 @@ def distribution_for(action: Leaf) -> Distribution:
     if action.kind == "box":
         return SquashedNormal(action)
     raise SpaceError(f"action {action.path!r} of kind {action.kind!r} is not supported; supported: box, discrete")
+
+
+def epsilon_greedy_for(action: Leaf) -> EpsilonGreedy:
+    """The epsilon-greedy choice over the Q-values of an action leaf.
+
+    Raises:
+        SpaceError: it is not discrete.
+    """
+    if action.kind != "discrete":
+        raise SpaceError(f"action {action.path!r} of kind {action.kind!r} has no Q-values; supported: discrete")
+    return EpsilonGreedy(action)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from learner.collector import Collector
+from learner.exploration import Exploration
 from learner.policies import Acting, PendingRows
 from learner.requests import Opened, StepBatch, join, open_request
 from learner.roster import Refusal, Roster
@@ -50,6 +51,7 @@ class Serving(NamedTuple):
     collector: Collector
     writer: UnrollWriter
     leaves: tuple[Leaf, ...]
+    exploration: Exploration
     recurrent: bool  # a run whose slots are new has lost its state: it begins new episodes
 
 
@@ -218,7 +220,8 @@ class InferenceLoop:
             self.first_step = time.monotonic()
         batch = join(parts)
         version = self._version()
-        pending = serving.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, batch.greedy)
+        exploration = serving.exploration.of(batch.slots, batch.evaluation)
+        pending = serving.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, exploration)
         self.counters["batches"] += 1
         self.counters["rows"] += len(batch.slots)
         self._flying.append(InFlight(batch, pending, version))

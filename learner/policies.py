@@ -24,7 +24,7 @@ class Acting(Protocol):
     """What the inference loop acts with: ``learner.policy.Policy``, or several of them."""
 
     def submit(
-        self, slots: Array, first: Array, reward: Array, observation: Sequence[Array], greedy: Array
+        self, slots: Array, first: Array, reward: Array, observation: Sequence[Array], exploration: Array
     ) -> PendingRows:
         """Dispatches n rows, no slot twice."""
 
@@ -73,7 +73,7 @@ class SplitPolicy:
         self._policies = policies
 
     def submit(
-        self, slots: Array, first: Array, reward: Array, observation: Sequence[Array], greedy: Array
+        self, slots: Array, first: Array, reward: Array, observation: Sequence[Array], exploration: Array
     ) -> SplitPending:
         owner = slots % len(self._policies)
         shares = []
@@ -82,7 +82,7 @@ class SplitPolicy:
             if len(at):
                 mine = slots[at] // len(self._policies)
                 leaves = [leaf[at] for leaf in observation]
-                shares.append(Share(at, policy.submit(mine, first[at], reward[at], leaves, greedy[at])))
+                shares.append(Share(at, policy.submit(mine, first[at], reward[at], leaves, exploration[at])))
         return SplitPending(len(slots), shares)
 
     def warm_up(self) -> None:

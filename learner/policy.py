@@ -25,7 +25,7 @@ from pipeline.spaces import Spaces
 Array = npt.NDArray[Any]
 
 # Rows of the packed input. float32, since int32 tensors of a GPU stay in host memory; exact for slots below 2^24.
-_SLOT, _FIRST, _GREEDY, _REWARD = range(4)
+_SLOT, _FIRST, _EXPLORATION, _REWARD = range(4)
 _MAX_SLOTS = 2**24 - 1
 
 
@@ -131,7 +131,7 @@ class Policy:
         first: npt.NDArray[np.bool_],
         reward: npt.NDArray[np.float32],
         observation: Sequence[Array],
-        greedy: npt.NDArray[np.bool_],
+        exploration: npt.NDArray[np.float32],
     ) -> Pending:
         """Acts on n rows; returns as soon as the device has the work.
 
@@ -140,7 +140,7 @@ class Policy:
             first: bool ``[n]``.
             reward: float32 ``[n]``, raw.
             observation: ``[n, *shape]`` per leaf, in the order of ``spaces.observation``.
-            greedy: bool ``[n]``, rows that take the mode instead of a sample.
+            exploration: float32 ``[n]`` from 0 to 1, see ``learner.distributions``.
 
         Raises:
             ValueError: no row, or more than the largest bucket.
@@ -153,7 +153,7 @@ class Policy:
         packed = bucket.packed
         packed[_SLOT, :rows] = slots
         packed[_FIRST, :rows] = first
-        packed[_GREEDY, :rows] = greedy
+        packed[_EXPLORATION, :rows] = exploration
         packed[_REWARD, :rows] = reward
         if rows < size:
             self._pad(bucket, rows)
@@ -200,12 +200,12 @@ class Policy:
             observation: ``[B, ...]`` per leaf.
         """
         with tf.device(self._device):
-            slots, first, greedy, reward = tf.unstack(packed)
+            slots, first, exploration, reward = tf.unstack(packed)
             slots = tf.cast(slots, tf.int32)
             inputs = self._inputs(slots, tf.cast(first, tf.bool), reward, observation)
             carried = self._tables.read_state(slots)
             outputs, state = self._network.step(inputs, carried)
-            action = self._distribution.sample(outputs.policy, seed, tf.cast(greedy, tf.bool))
+            action = self._distribution.sample(outputs.policy, seed, exploration)
             self._tables.write(slots, state, action)
             return [action, outputs.policy, *(tf.identity(leaf) for leaf in carried)]
 

@@ -76,7 +76,7 @@ class StepBatch(NamedTuple):
         rows: ROW ``[n]``: the replied rows.
         observation: Leaves ``[n, ...]``: theirs.
         first: bool ``[n]``: begins an episode, or the slot's first row (a seam).
-        greedy: bool ``[n]``.
+        evaluation: bool ``[n]``: of an eval worker; feeds nothing into the store.
     """
 
     parts: list[Opened]
@@ -84,7 +84,7 @@ class StepBatch(NamedTuple):
     rows: Array
     observation: list[Array]
     first: npt.NDArray[np.bool_]
-    greedy: npt.NDArray[np.bool_]
+    evaluation: npt.NDArray[np.bool_]
 
 
 def join(parts: list[Opened]) -> StepBatch:
@@ -95,8 +95,8 @@ def join(parts: list[Opened]) -> StepBatch:
     observation = [_joined([part.observation[i][part.finals :] for part in parts]) for i in leaves]
     seams = _joined([np.full(len(part.group.slots), part.group.sequence < 0) for part in parts])
     first = ((rows["flags"] & FIRST) != 0) | seams
-    greedy = _joined([np.full(len(part.group.slots), part.group.evaluation) for part in parts])
-    return StepBatch(parts, slots, rows, observation, first, greedy)
+    evaluation = _joined([np.full(len(part.group.slots), part.group.evaluation) for part in parts])
+    return StepBatch(parts, slots, rows, observation, first, evaluation)
 
 
 def _joined(arrays: list[Array]) -> Array:

@@ -229,7 +229,7 @@ class Learner:
             gap_reason="learner_restart" if restored else "seam",
         )
         recurrent = bool(agent.layout.state_shapes)
-        return Serving(policy, self.roster, collector, writer, agent.spaces.observation, recurrent)
+        return Serving(policy, self.roster, collector, writer, agent.spaces.observation, agent.exploration, recurrent)
 
     def _drain(self, writer: UnrollWriter, threads: list[OwnedThread], inference: OwnedThread) -> None:
         self._dismiss(inference)

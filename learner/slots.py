@@ -36,7 +36,7 @@ class Group:
     Attributes:
         slots: int32 ``[n]``.
         environments: Environment ids, int64 ``[n]``.
-        evaluation: An eval worker's: acts greedily, feeds nothing into the store.
+        evaluation: An eval worker's: explores as evaluation does, feeds nothing into the store.
         sequence: Of the last answered request, -1 before the first.
         serving: Of the request in flight, or -1.
         reply: The last reply's buffer.

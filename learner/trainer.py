@@ -1,8 +1,9 @@
 """One optimizer step from a batch: forward, loss, gradient, reduction, clipping, update, as one TensorFlow function.
 
-Each training replica has an equal share of the batch and sums its loss over valid rows; replicas that only infer add
-zeros. Sums of gradients and of terms are all-reduced first; only then is the gradient divided by the valid count of
-all replicas, clipped by its global norm and applied on every device, so the weights stay bit-equal.
+Each training replica has an equal share of the batch and sums its loss; replicas that only infer add zeros. Sums of
+gradients and of terms are all-reduced first; only then is the gradient divided by the count of all replicas (of valid
+rows, or what the algorithm divides by), clipped by its global norm and applied on every device, so the weights stay
+bit-equal. What an algorithm says of single unrolls is not reduced, but joined in the order of the batch.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from learner.algorithms import Algorithm, Terms
+from learner.algorithms import Algorithm
 from learner.devices import Devices
-from learner.distributions import Distribution
 from learner.inputs import RewardTransform, unroll_inputs, unroll_state
 from learner.networks.network import Network, named_variables
 from learner.optimizers import make_optimizer, value_at
@@ -44,15 +44,21 @@ class Metrics(NamedTuple):
         values: ``[K]`` float32.
         names: K names.
         algorithm: Turns means into what is reported.
+        unrolls: Name -> float32 ``[B]``, what the algorithm says of each unroll, in the order of the batch.
     """
 
     values: tf.Tensor
     names: tuple[str, ...]
     algorithm: Algorithm
+    unrolls: Mapping[str, tf.Tensor]
 
     def fetch(self) -> dict[str, float]:
         """Wait for the update, and report it: means over valid rows, 0 where there was none."""
         return self.algorithm.summarize(dict(zip(self.names, self.values.numpy().tolist(), strict=True)))
+
+    def fetch_unrolls(self) -> dict[str, Array]:
+        """Wait for the update; ``unrolls`` as numpy."""
+        return {name: values.numpy() for name, values in self.unrolls.items()}
 
 
 class Trainer:
@@ -60,7 +66,6 @@ class Trainer:
 
     Args:
         network: Made in the scope of ``devices.strategy``, with all its variables (call ``step`` once before).
-        distribution: Of the actions.
         algorithm: The loss.
         optimizer: Its settings.
         devices: Where.
@@ -77,7 +82,6 @@ class Trainer:
     def __init__(  # noqa: PLR0917
         self,
         network: Network,
-        distribution: Distribution,
         algorithm: Algorithm,
         optimizer: OptimizerSection,
         devices: Devices,
@@ -93,7 +97,7 @@ class Trainer:
                 f"training.batch_size = {batch_size} cannot be split evenly over the {len(devices.training)} devices "
                 f"of learner.training_devices"
             )
-        self._network, self._distribution, self._algorithm = network, distribution, algorithm
+        self._network, self._algorithm = network, algorithm
         self._settings, self._devices = optimizer, devices
         self._frame_stack, self._padding, self._rewards = frame_stack, padding, rewards
         self._fields = frozenset((*INPUT_FIELDS, *algorithm.fields))
@@ -102,24 +106,27 @@ class Trainer:
         if not self._weights:
             raise ConfigError("network.name: the network has no trainable variables")
         with devices.strategy.scope():
-            self._extra = algorithm.build()
+            self._extra, self._kept = algorithm.build(network)
             self._optimizer = make_optimizer(optimizer, self._weights + self._extra)
+            self._updates = tf.Variable(0, trainable=False, dtype=tf.int64, name="updates")
             self._nonfinite = tf.Variable(0, trainable=False, dtype=tf.int64, name="nonfinite_updates")
         self._trained = [variable for _, variable in self._weights + self._extra]
         self._names: tuple[str, ...] = ()
+        self._unroll_names: tuple[str, ...] = ()
+        self._loss_count = 0
         self._differentiate = self._terms_and_gradients
         if jit_compile:
             self._differentiate = tf.function(self._terms_and_gradients, jit_compile=True, autograph=False)
-        self._update: Callable[..., tf.Tensor] | None = None
+        self._update: Callable[..., list[tf.Tensor]] | None = None
 
     def prepare(self, batch: Mapping[str, Array]) -> Prepared:
         """Put the fields that the update reads on the training devices.
 
         Args:
-            batch: As ``UnrollLayout.batch`` makes it. Its arrays must not be written afterwards: on a CPU a tensor may
-                share their memory.
+            batch: As ``UnrollLayout.batch`` makes it, with what else the algorithm reads of each unroll. Its arrays
+                must not be written afterwards: on a CPU a tensor may share their memory.
         """
-        parts = len(self._devices.training)
+        parts, batch = len(self._devices.training), self._algorithm.prepare(batch)
         shards: list[Shard] = []
         for i, device in enumerate(self._devices.training):
             with tf.device(device):
@@ -147,15 +154,16 @@ class Trainer:
         if self._update is None:
             # Shapes never change within a run: calling the one trace directly saves its look-up, 0.4 ms of Python.
             self._update = tf.function(self._step, autograph=False).get_concrete_function(prepared.shards, controls)
-        values = self._update(prepared.shards, controls)
-        return Metrics(values, self._names, self._algorithm)
+        values, *unrolls = self._update(prepared.shards, controls)
+        return Metrics(values, self._names, self._algorithm, dict(zip(self._unroll_names, unrolls, strict=True)))
 
     def variables(self) -> list[tuple[str, tf.Variable]]:
         """All that a checkpoint needs, under unique names that do not depend on devices."""
         return [
             *((f"network/{name}", variable) for name, variable in self._all_weights),
-            *((f"algorithm/{name}", variable) for name, variable in self._extra),
+            *((f"algorithm/{name}", variable) for name, variable in self._extra + self._kept),
             *((f"optimizer/{name}", variable) for name, variable in self._optimizer.variables),
+            ("trainer/updates", self._updates),
             ("trainer/nonfinite_updates", self._nonfinite),
         ]
 
@@ -174,67 +182,92 @@ class Trainer:
         for name, variable in variables.items():
             variable.assign(arrays[name])
 
-    def _step(self, shards: tuple[Shard, ...], controls: tf.Tensor) -> tf.Tensor:
-        """Cross-replica: gradients and sums of all replicas, then one update everywhere; returns metrics ``[K]``."""
+    def _step(self, shards: tuple[Shard, ...], controls: tf.Tensor) -> list[tf.Tensor]:
+        """Cross-replica: gradients and sums of all replicas, then one update everywhere.
+
+        Returns:
+            Metrics ``[K]``, then what the algorithm says of each unroll, ``[B]`` each.
+        """
         strategy = self._devices.strategy
 
-        def replica() -> list[tf.Tensor]:
+        def replica() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, self._contribution(context, shards, controls))
+            summed, unrolls = self._contribution(context, shards, controls)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, summed), unrolls
 
-        *gradients, sums = [strategy.experimental_local_results(x)[0] for x in strategy.run(replica)]
-        count = sums[0]
+        summed, unrolls = strategy.run(replica)
+        *gradients, sums = [strategy.experimental_local_results(x)[0] for x in summed]
+        count, divisor = sums[0], sums[1]
         # Scalars are computed once, from one replica's copy, so that all replicas multiply by the same bits.
-        by_count = tf.math.divide_no_nan(1.0, count) if self._algorithm.loss_reduction == "mean" else tf.ones([])
+        mean = self._algorithm.loss_reduction == "mean"
+        by_count = tf.math.divide_no_nan(1.0, divisor) if mean else tf.ones([])
         norm = by_count * tf.linalg.global_norm(gradients[: len(self._weights)])
+        finite = tf.reduce_all(tf.math.is_finite(tf.stack([norm, *gradients[len(self._weights) :]])))
+        skipped = tf.cond(
+            finite & (count > 0),
+            lambda: self._apply(gradients, by_count, norm, controls[0]),
+            lambda: tf.cast(~finite, tf.int64),
+        )
+        self._nonfinite.assign_add(skipped)
+        own = tf.stack([count, norm, controls[0], tf.cast(self._nonfinite, tf.float32)])
+        losses = 2 + self._loss_count
+        means = [tf.math.divide_no_nan(sums[2:losses], divisor), tf.math.divide_no_nan(sums[losses:], count)]
+        return [tf.concat([*means, own], 0), *map(self._joined, unrolls)]
+
+    def _apply(
+        self, gradients: list[tf.Tensor], by_count: tf.Tensor, norm: tf.Tensor, learning_rate: tf.Tensor
+    ) -> tf.Tensor:
+        """Clips and applies; 0: nothing was skipped."""
         clip = self._settings.clip_norm
         by_norm = by_count if clip is None else by_count * clip / tf.maximum(norm, clip)
         scales = [by_norm] * len(self._weights) + [by_count] * len(self._extra)
-        finite = tf.reduce_all(tf.math.is_finite(tf.stack([norm, *gradients[len(self._weights) :]])))
+        self._optimizer.apply([x * scale for x, scale in zip(gradients, scales, strict=True)], learning_rate)
+        self._updates.assign_add(1)
+        self._algorithm.after_update(self._updates)
+        return tf.zeros([], tf.int64)
 
-        def apply() -> tf.Tensor:
-            self._optimizer.apply([x * scale for x, scale in zip(gradients, scales, strict=True)], controls[0])
-            return tf.zeros([], tf.int64)
-
-        skipped = tf.cond(finite & (count > 0), apply, lambda: tf.cast(~finite, tf.int64))
-        self._nonfinite.assign_add(skipped)
-        own = tf.stack([count, norm, controls[0], tf.cast(self._nonfinite, tf.float32)])
-        return tf.concat([tf.math.divide_no_nan(sums[1:], count), own], 0)
+    def _joined(self, values: tf.Tensor) -> tf.Tensor:
+        """``[B]`` of all training replicas' ``[B / parts]``."""
+        parts = self._devices.strategy.experimental_local_results(values)
+        if len(parts) == 1:
+            return parts[0]
+        return tf.concat([parts[self._devices.replicas.index(device)] for device in self._devices.training], 0)
 
     def _contribution(
         self, context: tf.distribute.ReplicaContext, shards: tuple[Shard, ...], controls: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """Gradients of this replica's summed loss, and its term sums ``[1 + K]``, valid count first."""
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What is summed over replicas: gradients and term sums ``[2 + K]``, counts first; and what is not."""
         training = self._devices.training
         device = self._devices.replicas[int(tf.get_static_value(context.replica_id_in_sync_group))]
         if device in training:
             return self._differentiate(shards[training.index(device)], controls[1:])
         # Replica 0 trains and is traced before the others, so the names are known.
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self._trained]
-        return [*zeros, tf.zeros([1 + len(self._names) - len(OWN_NAMES)])]
+        sums = tf.zeros([2 + len(self._names) - len(OWN_NAMES)])
+        return [*zeros, sums], [tf.zeros([0]) for _ in self._unroll_names]
 
-    def _terms_and_gradients(self, shard: Shard, controls: tf.Tensor) -> list[tf.Tensor]:
+    def _terms_and_gradients(self, shard: Shard, controls: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in self._trained:
                 tape.watch(variable)
-            terms = self._terms(shard, controls)
+            inputs = unroll_inputs(shard, self._frame_stack, self._padding, self._rewards)
+            terms = self._algorithm.terms(self._network, inputs, unroll_state(shard), shard, controls)
             loss = tf.add_n(list(terms.losses.values()))
         gradients = tape.gradient(loss, self._trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        sums = {"loss": loss, **terms.losses, **terms.sums}
-        self._names = (*sums, *OWN_NAMES)
-        return [*map(tf.convert_to_tensor, gradients), tf.stack([terms.count, *sums.values()])]
-
-    def _terms(self, shard: Shard, controls: tf.Tensor) -> Terms:
-        inputs = unroll_inputs(shard, self._frame_stack, self._padding, self._rewards)
-        outputs, _ = self._network.unroll(inputs, unroll_state(shard))
-        return self._algorithm.loss(outputs, shard, self._distribution, controls)
+        losses = {"loss": loss, **terms.losses}
+        self._loss_count = len(losses)
+        self._names = (*losses, *terms.sums, *OWN_NAMES)
+        self._unroll_names = tuple(terms.per_unroll)
+        divisor = terms.count if terms.divisor is None else terms.divisor
+        sums = tf.stack([terms.count, divisor, *losses.values(), *terms.sums.values()])
+        return [*map(tf.convert_to_tensor, gradients), sums], list(terms.per_unroll.values())
 
 
 def _share(name: str, array: Array, part: int, parts: int) -> Array:
     """Part of the batch: columns of ``[rows, B, ...]``, rows of ``[B, ...]``."""
     if parts == 1:
         return array
-    if name == "previous_action" or name.startswith(STATE):
+    if name == "previous_action" or name.startswith(STATE) or array.ndim == 1:
         size = array.shape[0] // parts
         return array[part * size : (part + 1) * size]
     size = array.shape[1] // parts

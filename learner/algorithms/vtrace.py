@@ -7,13 +7,16 @@ targets are float32 whatever the network computes in.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
+import numpy.typing as npt
 import tensorflow as tf
 
-from learner.algorithms import Terms
-from learner.distributions import Distribution
-from learner.inputs import Outputs, RewardTransform
+from learner.algorithms import Terms, Variables
+from learner.distributions import Stochastic
+from learner.inputs import Inputs, Outputs, RewardTransform
+from learner.networks.network import Network, State
 from learner.optimizers import value_at
 from learner.vtrace import VtraceReturns, discounts, vtrace
 from pipeline.config.tree import VtraceSection
@@ -31,18 +34,20 @@ class Vtrace:
 
     fields: tuple[str, ...] = ("action", "behaviour", "reward", "terminated", "valid")
 
-    def __init__(self, settings: VtraceSection) -> None:
+    def __init__(self, settings: VtraceSection, distribution: Stochastic) -> None:
         if settings.entropy_target is not None and settings.entropy_cost == 0:
             raise ConfigError("vtrace.entropy_cost = 0 with vtrace.entropy_target: a learnt cost starts above 0")
         self.settings = settings
+        self._distribution = distribution
         self.loss_reduction: Literal["mean", "sum"] = settings.loss_reduction
         self.rewards = RewardTransform(settings.reward_scale, settings.reward_clip)
         self._log_cost: tf.Variable | None = None
 
-    def build(self) -> list[tuple[str, tf.Variable]]:
+    def build(self, network: Network) -> Variables:
         """The log-multiplier of the entropy where there is a target: entropy cost = exp(speed * variable)."""
+        del network
         if self.settings.entropy_target is None:
-            return []
+            return Variables([], [])
         speed = self.settings.entropy_adjustment_speed
         bound = MAX_LOG_COST / speed
         self._log_cost = tf.Variable(
@@ -52,24 +57,37 @@ class Vtrace:
             # Beyond this the cost no longer matters, and its gradient may round to 0 for good.
             constraint=lambda value: tf.clip_by_value(value, -bound, bound),
         )
-        return [("entropy_multiplier", self._log_cost)]
+        return Variables(trained=[("entropy_multiplier", self._log_cost)], kept=[])
+
+    def prepare(self, batch: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+        """Nothing to do."""
+        return batch
 
     def controls(self, frames: int) -> list[float]:
         """The entropy cost at ``frames`` environment frames (unused where it is learnt)."""
         return [value_at(self.settings.entropy_cost, self.settings.entropy_cost_schedule, frames)]
 
-    def loss(
-        self, outputs: Outputs, batch: dict[str, tf.Tensor], distribution: Distribution, controls: tf.Tensor
+    def terms(
+        self,
+        network: Network,
+        inputs: Inputs,
+        state: State,
+        batch: Mapping[str, tf.Tensor],
+        controls: tf.Tensor,
     ) -> Terms:
+        """The loss of the network's outputs over the whole unroll."""
+        outputs, _ = network.unroll(inputs, state)
+        return self.loss(outputs, batch, controls)
+
+    def loss(self, outputs: Outputs, batch: Mapping[str, tf.Tensor], controls: tf.Tensor) -> Terms:
         """Sums over valid rows.
 
         Args:
             outputs: Of the whole unroll: policy ``[T + 1, B, D]``, value ``[T + 1, B]``, float32.
             batch: ``fields``, time-major, as ``UnrollLayout.batch`` makes them.
-            distribution: Of the actions.
             controls: ``[1]``: the entropy cost.
         """
-        settings = self.settings
+        settings, distribution = self.settings, self._distribution
         policy, value = outputs.policy[:-1], outputs.value
         valid_rows = tf.cast(batch["valid"], tf.bool)
         valid = tf.cast(valid_rows, tf.float32)
@@ -113,6 +131,9 @@ class Vtrace:
         }
         return Terms(losses, count, sums)
 
+    def after_update(self, updates: tf.Tensor) -> None:
+        """Nothing to do."""
+
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """Replaces second moments by ``value_explained``: 1 - Var(vs - V) / Var(vs), 0 where vs does not vary."""
         summary = dict(means)
@@ -122,7 +143,7 @@ class Vtrace:
         return summary
 
     def _returns(
-        self, log_rho: tf.Tensor, value: tf.Tensor, valid: tf.Tensor, batch: dict[str, tf.Tensor]
+        self, log_rho: tf.Tensor, value: tf.Tensor, valid: tf.Tensor, batch: Mapping[str, tf.Tensor]
     ) -> VtraceReturns:
         settings = self.settings
         return vtrace(

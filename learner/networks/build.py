@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import tensorflow as tf
 
 from learner.distributions import Distribution
 from learner.frame_stack import stacked_shape
 from learner.inputs import Inputs
-from learner.networks.actor_critic import ImpalaDeep, Mlp, NatureCnn
+from learner.networks.heads import ActorCriticHead, MakeHead
 from learner.networks.network import Network
+from learner.networks.torso_network import ImpalaDeep, Mlp, NatureCnn
 from pipeline.config.tree import NetworkSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
@@ -19,23 +21,30 @@ CONVOLUTIONAL: dict[str, type[NatureCnn | ImpalaDeep]] = {"nature_cnn": NatureCn
 
 
 def build_network(
-    spaces: Spaces, distribution: Distribution, settings: NetworkSection, frame_stack: int, seed: int = 1
+    spaces: Spaces,
+    distribution: Distribution,
+    settings: NetworkSection,
+    frame_stack: int,
+    seed: int = 1,
+    *,
+    head: MakeHead = ActorCriticHead,
 ) -> Network:
     """A network whose variables all exist, with values that depend on ``seed`` alone.
 
-    Call it under the scope of the strategy that is to hold the variables, with ``settings.precision`` chosen.
+    ``head`` is what the algorithm needs; a class by import path brings its own. Call it under the scope of the strategy
+    that is to hold the variables, with ``settings.precision`` chosen.
 
     Raises:
         ConfigError: settings that do not go together, an unknown class, or a network whose outputs are not as promised.
         SpaceError: observations that cannot be stacked.
     """
-    network = _construct(spaces, distribution, settings, frame_stack, seed)
+    network = _construct(spaces, distribution, settings, frame_stack, seed, head)
     _check(network, spaces, distribution, frame_stack)
     return network
 
 
-def _construct(
-    spaces: Spaces, distribution: Distribution, settings: NetworkSection, frame_stack: int, seed: int
+def _construct(  # noqa: PLR0917
+    spaces: Spaces, distribution: Distribution, settings: NetworkSection, frame_stack: int, seed: int, head: MakeHead
 ) -> Network:
     if ":" in settings.name:
         # Layers of Keras without a seed of their own draw from the global one.
@@ -43,7 +52,8 @@ def _construct(
         return _imported(settings.name)(spaces, distribution, frame_stack, seed, **settings.kwargs)
     if settings.kwargs:
         raise ConfigError(f"network.kwargs are for a class by import path, not for network.name = {settings.name!r}")
-    core = {
+    core: dict[str, Any] = {
+        "head": head,
         "lstm": settings.lstm,
         "previous_action": settings.previous_action,
         "previous_reward": settings.previous_reward,

@@ -39,14 +39,17 @@ def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Kernel:
 class Dense(tf.Module):
     """``[N, inputs] -> [N, units]``, in the dtype of the input; weights are float32."""
 
-    def __init__(self, rng: np.random.Generator, inputs: int, units: int, initializer: Initializer) -> None:
+    def __init__(
+        self, rng: np.random.Generator, inputs: int, units: int, initializer: Initializer, *, bias: bool = True
+    ) -> None:
         super().__init__()
         self.units = units
         self.kernel = tf.Variable(initializer(rng, (inputs, units)), name="kernel")
-        self.bias = tf.Variable(np.zeros(units, np.float32), name="bias")
+        self.bias = tf.Variable(np.zeros(units, np.float32), name="bias") if bias else None
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.bias_add(tf.matmul(x, tf.cast(self.kernel, x.dtype)), tf.cast(self.bias, x.dtype))
+        product = tf.matmul(x, tf.cast(self.kernel, x.dtype))
+        return product if self.bias is None else tf.nn.bias_add(product, tf.cast(self.bias, x.dtype))
 
 
 class DenseStack(tf.Module):

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config.tree import Config, Section
+from pipeline.config.section import Section
+from pipeline.config.tree import Config
 
 Path = tuple[str, ...]
 

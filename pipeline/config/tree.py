@@ -9,18 +9,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from pipeline.config.r2d2 import R2d2Section
+from pipeline.config.replay import ReplaySection
+from pipeline.config.section import Section
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Device = Annotated[str, Field(pattern=r"^(auto|(cpu|gpu):[0-9]+)$")]
-
-
-class Section(BaseModel):
-    """A section: unknown keys, NaN and infinities are errors, values are frozen after validation."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
 
 
 class RunSection(Section):
@@ -254,10 +250,11 @@ class VtraceSection(Section):
 
 
 class TrainingSection(Section):
-    algorithm: Literal["vtrace"] = "vtrace"
-    """The algorithm."""
+    algorithm: Literal["vtrace", "r2d2"] = "vtrace"
+    """The algorithm: its section holds its settings."""
     unroll_length: int = Field(20, ge=1)
-    """T: transitions per unroll; an unroll has T + 1 rows."""
+    """T: transitions per unroll; an unroll has T + 1 rows. With `r2d2` the learnt ones: `r2d2.burn_in` more rows stand
+    before them."""
     batch_size: int = Field(32, ge=1)
     """Unrolls per update, over all training devices."""
     prefetch_batches: int = Field(2, ge=1)
@@ -269,8 +266,8 @@ class TrainingSection(Section):
 
 
 class StoreSection(Section):
-    backend: Literal["redis"] = "redis"
-    """Where unrolls wait."""
+    backend: Literal["redis", "memory"] = "redis"
+    """Where unrolls wait; `memory`: in the learner's process, for a single machine, gone when it ends."""
     url: str | None = None
     """`redis://`, `rediss://` or `unix://`; none starts an embedded server on a private socket (`seedmq run`)."""
     username: str | None = None
@@ -301,6 +298,12 @@ class StoreSection(Section):
         if parts.password is not None or "password=" in parts.query:
             raise ValueError("holds a password, which would be printed: put it into store.password_file")
         return url
+
+    @model_validator(mode="after")
+    def _memory_has_no_url(self) -> StoreSection:
+        if self.backend == "memory" and self.url is not None:
+            raise ValueError("backend = memory needs no url: it is the learner's own memory")
+        return self
 
 
 class CheckpointSection(Section):
@@ -336,8 +339,12 @@ class Config(Section):
     """Unrolls, batches, optimizer."""
     vtrace: VtraceSection = Field(default_factory=VtraceSection)
     """The V-trace loss."""
+    r2d2: R2d2Section = Field(default_factory=R2d2Section)
+    """R2D2: its loss and its exploration."""
+    replay: ReplaySection = Field(default_factory=ReplaySection)
+    """The replay of off-policy algorithms: what is kept, and how it is sampled."""
     store: StoreSection = Field(default_factory=StoreSection)
-    """The Redis store."""
+    """Where unrolls are stored."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     """Checkpoints."""
     security: SecuritySection = Field(default_factory=SecuritySection)
@@ -350,6 +357,12 @@ class Config(Section):
             raise ValueError(
                 f"store.capacity = {self.store.capacity} unrolls can never fill "
                 f"training.batch_size = {self.training.batch_size}"
+            )
+        tolerance = self.replay.tolerance
+        if tolerance is not None and 2 * tolerance < self.training.batch_size:
+            raise ValueError(
+                f"replay.tolerance = {tolerance} samples is below half of "
+                f"training.batch_size = {self.training.batch_size}: inserts and samples could wait for each other"
             )
         if workers.count * workers.envs > learner.slots:
             raise ValueError(

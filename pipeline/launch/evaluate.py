@@ -72,7 +72,7 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
     Args:
         run_dir: of a run, going on or ended.
         episodes: at least 1.
-        mode: ``greedy`` takes the mode of the action distribution, ``sample`` samples as training does.
+        mode: ``greedy`` explores as evaluation does (not at all by default), ``sample`` as training does.
         seed: of environments and sampling.
         as_json: print a JSON mapping instead of a table.
 
@@ -92,16 +92,17 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
 
     group = make_group(config.environment, environments)
     try:
-        policy, spaces, version = load_policy(config, directory.checkpoints, environments, seed)
-        difference = group.spaces.difference(spaces)
+        agent = load_policy(config, directory.checkpoints, environments, seed)
+        difference = group.spaces.difference(agent.spaces)
         if difference is not None:
             raise SpaceError(f"the environment is not the one that was trained on: {difference}")
         rows = group.reset(seeds_of(seed, EVALUATION_WORKER, 0, environments))
-        returns = _play(group, policy, rows, Schedule(episodes, environments), greedy=mode == "greedy")
+        explored = agent.exploration.of(np.arange(environments), mode == "greedy")
+        returns = _play(group, agent.policy, rows, Schedule(episodes, environments), explored)
     finally:
         group.close()
     result = summarize(mode, returns)
-    click.echo(json.dumps(result) if as_json else text(result, version))
+    click.echo(json.dumps(result) if as_json else text(result, agent.version))
     return EXIT_FINISHED
 
 
@@ -136,10 +137,9 @@ def ended_in(rows: StepRows) -> Ended:
     return Ended(final["environment"].astype(np.int64), final["episode_return"].astype(np.float64))
 
 
-def _play(group: Group, policy: Acting, rows: StepRows, schedule: Schedule, greedy: bool) -> list[float]:
+def _play(group: Group, policy: Acting, rows: StepRows, schedule: Schedule, exploration: Any) -> list[float]:
     n = group.n
     slots = np.arange(n, dtype=np.int32)
-    modes = np.full(n, greedy)
     first = np.ones(n, np.bool_)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -152,7 +152,7 @@ def _play(group: Group, policy: Acting, rows: StepRows, schedule: Schedule, gree
             # The last n rows are the environments'; final rows that came with their successors need no action.
             records, leaves = rows.records[-n:], [leaf[-n:] for leaf in rows.leaves]
             first |= (records["flags"] & FIRST) != 0
-            acted = policy.submit(slots, first, records["reward"], leaves, modes).result()
+            acted = policy.submit(slots, first, records["reward"], leaves, exploration).result()
             first = np.zeros(n, np.bool_)
             rows = group.step(np.ascontiguousarray(acted.env_action).tobytes())
 

@@ -78,7 +78,8 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
     """
     with Signals() as signals, _sockets_folder() as folder:
         directory = RunDirectory.create(run_dir, loaded.source.stem, loaded.config, resume)
-        store = EmbeddedServer(folder / "store") if loaded.config.store.url is None else None
+        embedded = loaded.config.store.backend == "redis" and loaded.config.store.url is None
+        store = EmbeddedServer(folder / "store") if embedded else None
         config = _resolved(loaded, folder, store)
         endpoint = config.broker.connect or config.broker.bind
         write_json(directory.endpoints, {"broker": endpoint, "keys": config.security.keys, "pid": os.getpid()})

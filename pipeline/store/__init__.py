@@ -1,1 +1,1 @@
-"""The unroll store: what every backend does (``interface``), in Redis (``redis_store``)."""
+"""The stores of unrolls: what every backend does (``interface``), in Redis (``redis_*``), in memory (``memory``)."""

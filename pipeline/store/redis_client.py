@@ -258,7 +258,7 @@ class RedisLink:
             return self._transient(state, error)
         if isinstance(error, redis.exceptions.OutOfMemoryError):
             if self._full_said.due():
-                log.warning("%s: Redis is full (%s): puts wait until items are acknowledged", self._name, error)
+                log.warning("%s: Redis is full (%s): nothing is stored until it has room", self._name, error)
             return StoreFull(f"Redis is full: {error}")
         return StoreError(f"Redis at {self.server.url} refused: {type(error).__name__}: {error}")
 

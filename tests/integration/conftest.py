@@ -14,13 +14,16 @@ import pytest
 
 from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.redis_client import RedisServer
+from pipeline.store.redis_replay import RedisReplay
 from pipeline.store.redis_store import RedisFifo
+from tests.integration.flaky_proxy import FlakyProxy
 
 REDIS_SERVER = shutil.which("redis-server")
 BINARIES = {"valkey": None, "redis": REDIS_SERVER} if REDIS_SERVER else {"valkey": None}
 
 ServerFactory = Callable[..., EmbeddedServer]
 FifoFactory = Callable[..., RedisFifo]
+ReplayFactory = Callable[..., RedisReplay]
 
 
 @pytest.fixture(scope="session", params=list(BINARIES))
@@ -58,6 +61,20 @@ def shared_redis(redis_binary: Path | None) -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.fixture(scope="session", params=["memory", *BINARIES])
+def backend(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer | None]:
+    """Of the conformance suites: None for the memory of this process, else a server for all of them."""
+    if request.param == "memory":
+        yield None
+        return
+    path = BINARIES[request.param]
+    with (
+        tempfile.TemporaryDirectory(prefix="seedmq-") as directory,
+        EmbeddedServer(Path(directory), binary=None if path is None else Path(path)) as server,
+    ):
+        yield server
+
+
 @pytest.fixture
 def free_port() -> int:
     """A TCP port of the loopback that nobody listens on."""
@@ -71,6 +88,14 @@ def free_port() -> int:
 def prefix() -> str:
     """A prefix of the test's own."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def proxy(shared_redis: EmbeddedServer, prefix: str) -> Iterator[FlakyProxy]:
+    """Between clients and the shared server."""
+    flaky = FlakyProxy(shared_redis.socket_path.with_name(f"{prefix}.sock"), shared_redis.socket_path)
+    yield flaky
+    flaky.close()
 
 
 @pytest.fixture
@@ -88,3 +113,20 @@ def make_redis_fifo(prefix: str) -> Iterator[FifoFactory]:
     yield make
     for fifo in made:
         fifo.close()
+
+
+@pytest.fixture
+def make_redis_replay(prefix: str) -> Iterator[ReplayFactory]:
+    """Replays of the test's prefix on a server; keyword arguments as ``RedisServer`` or ``RedisReplay``."""
+    made: list[RedisReplay] = []
+
+    def make(server: EmbeddedServer | str, **options: Any) -> RedisReplay:
+        url = server if isinstance(server, str) else server.url
+        patience = {name: options.pop(name) for name in list(options) if name in RedisServer.__dataclass_fields__}
+        settings = {"prefix": prefix, "capacity": 1000, "producer": "learner"} | options
+        made.append(RedisReplay(RedisServer(url, **({"unreachable_seconds": 10.0} | patience)), **settings))
+        return made[-1]
+
+    yield make
+    for replay in made:
+        replay.close()

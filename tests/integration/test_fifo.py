@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.interface import Fifo, Item, Put
+from pipeline.store.memory import FifoState, MemoryFifo
 from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_store import RedisFifo
 
@@ -30,14 +31,19 @@ def closes(fifo: Fifo) -> bool:
     return counts.put_total == counts.acknowledged_total + counts.dropped_total + counts.waiting
 
 
-@pytest.fixture(params=["redis"])
-def make_fifo(shared_redis: EmbeddedServer, prefix: str) -> Iterator[FifoFactory]:
+@pytest.fixture
+def make_fifo(backend: EmbeddedServer | None, prefix: str) -> Iterator[FifoFactory]:
     """Instances on one store; ``space`` separates stores in one backend."""
     made: list[Fifo] = []
+    states: dict[str, FifoState] = {}
 
     def make(capacity: int = 16, when_full: str = "block", consumer: str = "learner", space: str = "") -> Fifo:
-        server = RedisServer(shared_redis.url)
-        made.append(RedisFifo(server, prefix=prefix + space, capacity=capacity, when_full=when_full, consumer=consumer))
+        if backend is None:
+            state = states.setdefault(space, FifoState(capacity, when_full))
+            made.append(MemoryFifo(state, consumer))
+        else:
+            settings = {"capacity": capacity, "when_full": when_full, "consumer": consumer}
+            made.append(RedisFifo(RedisServer(backend.url), prefix=prefix + space, **settings))
         return made[-1]
 
     yield make
@@ -155,6 +161,19 @@ def test_two_prefixes_never_touch(make_fifo: FifoFactory) -> None:
     assert there.put([item(0)])[:3] == (1, 0, 0)
     there.acknowledge(here.take(1, 1.0))
     assert here.counts() == (5, 0, 0, 5, 1) and there.counts() == (5, 0, 0, 5, 1)
+
+
+def test_a_cleared_store_is_another_one(make_fifo: FifoFactory) -> None:
+    fifo, other = make_fifo(), make_fifo(consumer="other")
+    epoch = fifo.epoch()
+    assert fifo.put([item(0), item(10)]).epoch == epoch == other.epoch()
+    taken = fifo.take(1, 1.0)
+    fifo.clear()
+    assert fifo.epoch() != epoch and fifo.counts() == (0, 0, 0, 0, 0) and fifo.stored_index() == {}
+    assert fifo.put([item(0)])[:3] == (1, 0, 0)
+    fifo.acknowledge(taken)
+    assert fifo.counts() == (5, 0, 0, 5, 1), "a handle of what is gone ends nothing"
+    assert rows(other.take(9, 1.0)) == [0]
 
 
 @pytest.mark.parametrize("when_full", ["block", "drop_oldest"])

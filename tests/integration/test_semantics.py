@@ -97,7 +97,8 @@ class Pipeline:
         verdict, group = self.table.judge(0, self.run, 0, self.sequence)
         assert verdict is Verdict.SERVE and group is not None
         batch = join([open_request(request, group, self.agent.spaces.observation)])
-        acted = self.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, batch.greedy)
+        explored = self.agent.exploration.of(batch.slots, batch.evaluation)
+        acted = self.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, explored)
         result = acted.result()
         self.table.answered(group, b"")
         self.collector.collect(batch, result, self.version)

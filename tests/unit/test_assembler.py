@@ -151,3 +151,33 @@ def test_a_lone_row_is_no_unroll() -> None:
     assembler = opened(5, 1)
     drive(assembler, [CountingEnvironment(0, 3)], 1)
     assert assembler.flush(np.arange(1)) == []
+
+
+@pytest.mark.parametrize(("learnt", "burn_in"), [(5, 4), (4, 2), (5, 1), (20, 10)])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_burn_in_rows_are_copies_and_each_transition_is_owned_once(learnt: int, burn_in: int, stack: int) -> None:
+    length = learnt + burn_in
+    assembler = Assembler(layout(length, stack), 1, burn_in)
+    assembler.open(np.arange(1), np.array([100]), 7, np.zeros(1, np.int64))
+    unrolls, accepted, _ = drive(assembler, [CountingEnvironment(0, 3)], 10 * learnt + 1)
+    unrolls += assembler.flush(np.arange(1))
+    assert sum(u.valid for u in unrolls) == accepted
+    owned = []
+    for k, unroll in enumerate(unrolls):
+        got = fields(unroll.record, length, stack)
+        frames = got["observation/observation"][stack - 1 :]
+        for i in burn_in + np.flatnonzero(got["valid"][burn_in:]):
+            owned.append(tuple(frames[i][1:]))
+        begins = learnt * k - burn_in  # row 0 in the environment's own counting
+        environment = CountingEnvironment(0, 3)
+        history = [environment.next()[1][0] for _ in range(begins + length + 1)]
+        for i in range(length + 1):
+            if 0 <= begins + i < 10 * learnt + 1:
+                assert frames[i].tolist() == history[begins + i].tolist()
+                assert got["version"][i] == begins + i
+        if k:
+            assert unroll.row == begins and got["state/0"].tolist() == [10 * begins]
+            assert begins == 0 or got["previous_action"] == begins - 1
+        else:
+            assert got["first"][stack - 1 : stack + burn_in].all() and not got["valid"][:burn_in].any()
+    assert len(owned) == len(set(owned)) == accepted

@@ -48,10 +48,11 @@ def test_categorical_samples_have_the_right_frequencies_and_repeat():
 
 
 def test_greedy_rows_take_the_mode():
-    greedy = np.arange(2000) % 2 == 0
+    exploration = (np.arange(2000) % 2).astype(np.float32)
+    greedy = exploration == 0
     for d in (categorical(), distribution_for(box([-1, -INF], [1, INF]))):
         params = tf.constant(np.random.default_rng(0).normal(size=(2000, d.parameters)).astype(np.float32) * 0.1)
-        found, mode = d.sample(params, SEED, tf.constant(greedy)).numpy(), d.mode(params).numpy()
+        found, mode = d.sample(params, SEED, tf.constant(exploration)).numpy(), d.mode(params).numpy()
         np.testing.assert_array_equal(found[greedy], mode[greedy])
         assert (found[~greedy] != mode[~greedy]).mean() > 0.5
 

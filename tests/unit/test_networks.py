@@ -112,10 +112,10 @@ def test_variables_depend_on_the_seed_alone_and_have_stable_names():
         "core/kernel",
         "core/recurrent_kernel",
         "core/bias",
-        "policy_head/kernel",
-        "policy_head/bias",
-        "value_head/kernel",
-        "value_head/bias",
+        "head/policy/kernel",
+        "head/policy/bias",
+        "head/value/kernel",
+        "head/value/bias",
     ]
     for (name, a), (_, b), (_, c) in zip(first, again, other, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -89,7 +89,7 @@ def act(policy, slots, first, reward, *observation, greedy=True):
         np.asarray(first, bool),
         np.asarray(reward, np.float32),
         observation,
-        np.full(n, greedy),
+        np.full(n, not greedy, np.float32),
     ).result()
 
 
@@ -152,7 +152,7 @@ def test_traces_are_one_per_bucket_and_the_rest_is_refused():
 def test_several_batches_in_flight_keep_their_order():
     policy = counting_policy(1, "zero")
     frames = np.ones((2, 1), np.uint8)
-    slots, reward, greedy = np.array([0, 3], np.int32), np.zeros(2, np.float32), np.ones(2, bool)
+    slots, reward, greedy = np.array([0, 3], np.int32), np.zeros(2, np.float32), np.zeros(2, np.float32)
     pending = [policy.submit(slots, np.full(2, t == 0), reward, [frames], greedy) for t in range(5)]
     slots[:] = 4  # the caller may use its arrays again
     assert [p.result().action[:, 0].tolist() for p in pending] == [[t, t] for t in range(1, 6)]
@@ -338,7 +338,7 @@ def test_a_policy_reads_the_replica_of_its_own_device():
     core = NetworkSection(hidden=[4], lstm=2)
     with strategy.scope():
         network = build_network(spaces, distribution_for(spaces.action), core, 2)
-    copies = strategy.experimental_local_results(network.policy_head.bias)
+    copies = strategy.experimental_local_results(network.head.policy.bias)
     copies[0].assign([1.0] * 4)
     copies[1].assign([2.0] * 4)
     args = ([0], [True], [0.0], np.ones((1, 6, 5), np.uint8), np.ones((1, 3)))

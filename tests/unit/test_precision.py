@@ -25,7 +25,7 @@ DISTRIBUTION = distribution_for(SPACES.action)
 
 def network_in(dtype, name="nature_cnn", lstm=8):
     network = build_network(SPACES, DISTRIBUTION, NetworkSection(name=name, lstm=lstm, precision=dtype), STACK)
-    network.policy_head.kernel.assign(network.policy_head.kernel * 100.0)  # as sharp as after training
+    network.head.policy.kernel.assign(network.head.policy.kernel * 100.0)  # as sharp as after training
     return network
 
 

@@ -45,8 +45,7 @@ def make(devices=ONE, optimizer=None, batch_size=BATCH, jit_compile=False, **set
         network = Linear()
     return Trainer(
         network,
-        DISTRIBUTION,
-        Vtrace(VtraceSection(**settings)),
+        Vtrace(VtraceSection(**settings), DISTRIBUTION),
         optimizer or OptimizerSection(),
         chosen,
         frame_stack=1,

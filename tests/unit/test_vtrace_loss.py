@@ -34,10 +34,10 @@ def case(batch=8, length=6, seed=0):
 
 
 def run(settings, outputs, fields, entropy_cost=0.01):
-    algorithm = Vtrace(settings)
-    algorithm.build()
+    algorithm = Vtrace(settings, DISTRIBUTION)
+    algorithm.build(tf.Module())
     tensors = {name: tf.convert_to_tensor(array) for name, array in fields.items()}
-    return algorithm.loss(outputs, tensors, DISTRIBUTION, tf.constant([entropy_cost]))
+    return algorithm.loss(outputs, tensors, tf.constant([entropy_cost]))
 
 
 def log_softmax(logits):
@@ -127,13 +127,13 @@ def test_an_episode_that_only_begins_again_trains_nothing():
 
 @pytest.mark.parametrize(("target", "direction"), [(0.0, 1), (2.0, -1)])
 def test_learnt_entropy_cost_falls_while_entropy_is_above_its_target(target, direction):
-    algorithm = Vtrace(VtraceSection(entropy_target=target, entropy_cost=0.02))
-    ((name, variable),) = algorithm.build()
+    algorithm = Vtrace(VtraceSection(entropy_target=target, entropy_cost=0.02), DISTRIBUTION)
+    ((name, variable),) = algorithm.build(tf.Module()).trained
     assert name == "entropy_multiplier"
     outputs, fields = case()
     tensors = {name: tf.convert_to_tensor(array) for name, array in fields.items()}
     with tf.GradientTape() as tape:
-        terms = algorithm.loss(outputs, tensors, DISTRIBUTION, tf.constant([0.0]))
+        terms = algorithm.loss(outputs, tensors, tf.constant([0.0]))
         loss = tf.add_n(list(terms.losses.values()))
     assert np.sign(tape.gradient(loss, variable)) == direction
     assert float(terms.sums["entropy_cost"] / terms.count) == pytest.approx(0.02)
@@ -142,11 +142,11 @@ def test_learnt_entropy_cost_falls_while_entropy_is_above_its_target(target, dir
 
 def test_learnt_entropy_cost_cannot_start_at_zero():
     with pytest.raises(ConfigError, match="entropy_cost"):
-        Vtrace(VtraceSection(entropy_target=0.5, entropy_cost=0.0))
+        Vtrace(VtraceSection(entropy_target=0.5, entropy_cost=0.0), DISTRIBUTION)
 
 
 def test_value_explained():
-    algorithm = Vtrace(VtraceSection())
+    algorithm = Vtrace(VtraceSection(), DISTRIBUTION)
     means = {"vs": 1.0, "vs_squared": 5.0, "value_error": 0.5, "value_error_squared": 1.25}
     assert algorithm.summarize(means)["value_explained"] == pytest.approx(1 - 1.0 / 4.0)
     assert algorithm.summarize(means | {"vs_squared": 1.0})["value_explained"] == 0.0

@@ -1,8 +1,8 @@
-"""The three networks that seedmq brings: torso, optional previous action and reward, optional LSTM core, two heads.
+"""The three networks that seedmq brings: torso, optional previous action and reward, optional LSTM core, head.
 
-As in SEED, previous action and previous reward join behind the torso, in front of the core (or the heads). Heads are
-orthogonal, gain 0.01 for the policy and 1 for the value, biases 0. Torsos with convolutions may compute in bfloat16;
-core and heads are always float32, as are all weights.
+As in SEED, previous action and previous reward join behind the torso, in front of the core (or the head). The algorithm
+chooses the head: policy and value, or duelling Q-values. Torsos with convolutions may compute in bfloat16; core and
+head are always float32, as are all weights.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import tensorflow as tf
 
 from learner.distributions import Distribution
 from learner.inputs import Inputs, Outputs
-from learner.networks.layers import ACTIVATIONS, Dense, LstmCore, glorot_uniform, orthogonal
+from learner.networks.heads import ActorCriticHead, MakeHead, Sizes
+from learner.networks.layers import ACTIVATIONS, LstmCore, glorot_uniform, orthogonal
 from learner.networks.network import Network, State
 from learner.networks.torso import NatureConvolutions, ResidualConvolutions, Torso
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
 
 
-class ActorCritic(Network):
-    """Core and heads on a torso; a second torso, where there is one, serves the value alone."""
+class TorsoNetwork(Network):
+    """Core and head on a torso; a second torso, where there is one, serves the value alone."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class ActorCritic(Network):
         lstm: int = 0,
         previous_action: bool = False,
         previous_reward: bool = False,
+        head: MakeHead = ActorCriticHead,
     ) -> None:
         super().__init__()
         self._distribution = distribution
@@ -47,8 +49,7 @@ class ActorCritic(Network):
         self.core = LstmCore(rng, size, lstm) if lstm else None
         if lstm:
             size = value_size = lstm
-        self.policy_head = Dense(rng, size, distribution.parameters, orthogonal(0.01))
-        self.value_head = Dense(rng, value_size, 1, orthogonal(1.0))
+        self.head = head(rng, Sizes(size, value_size, distribution.parameters))
 
     def initial_state(self, batch: int) -> State:
         return self.core.initial_state(batch) if self.core else ()
@@ -58,7 +59,7 @@ class ActorCritic(Network):
         if self.core:
             features, state = self.core.step(features, inputs.first, state)
             value_features = features
-        return self._heads(features, value_features), state
+        return self.head(features, value_features), state
 
     def unroll(self, inputs: Inputs, state: State) -> tuple[Outputs, State]:
         rows, batch = inputs.first.shape[0], tf.shape(inputs.first)[1]
@@ -68,7 +69,7 @@ class ActorCritic(Network):
             by_row = tf.reshape(features, [rows, batch, features.shape[-1]])
             by_row, state = self.core.unroll(by_row, inputs.first, state)
             features = value_features = tf.reshape(by_row, [-1, by_row.shape[-1]])
-        outputs = self._heads(features, value_features)
+        outputs = self.head(features, value_features)
         policy = tf.reshape(outputs.policy, [rows, batch, outputs.policy.shape[-1]])
         return Outputs(policy, tf.reshape(outputs.value, [rows, batch])), state
 
@@ -89,12 +90,8 @@ class ActorCritic(Network):
             extra.append(inputs.previous_reward[:, None])
         return extra
 
-    def _heads(self, features: tf.Tensor, value_features: tf.Tensor) -> Outputs:
-        policy, value = self.policy_head(features), self.value_head(value_features)
-        return Outputs(policy, value[:, 0])
 
-
-class Mlp(ActorCritic):
+class Mlp(TorsoNetwork):
     """Dense layers over all leaves, flattened; orthogonal, gain sqrt(2)."""
 
     def __init__(
@@ -126,7 +123,7 @@ class Mlp(ActorCritic):
         super().__init__(rng, distribution, *torsos, **core)
 
 
-class NatureCnn(ActorCritic):
+class NatureCnn(TorsoNetwork):
     """The convolutions of DQN and relu dense layers; orthogonal, gain sqrt(2)."""
 
     def __init__(
@@ -154,7 +151,7 @@ class NatureCnn(ActorCritic):
         super().__init__(rng, distribution, torso, **core)
 
 
-class ImpalaDeep(ActorCritic):
+class ImpalaDeep(TorsoNetwork):
     """IMPALA's residual convolutions and relu dense layers; Glorot uniform, as in SEED."""
 
     def __init__(

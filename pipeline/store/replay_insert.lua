@@ -1,0 +1,86 @@
+#!lua
+-- Inserts items, each once, and evicts the oldest as far as the capacities demand.
+--   KEYS  payloads, entries, books, last, epoch, replies
+--   ARGV  new epoch, capacity, capacity in bytes (0: none), producer, token, then per item:
+--         environment, run, row, next_index, valid, payload, priority (8 bytes)
+--   reply {first id inserted, mask, first id evicted, evicted items, evicted valid, epoch}; the mask has a character for
+--         each item: 1 inserted, 0 repeated
+-- Without flags the server refuses the whole script when it is out of memory: nothing is half done.
+local payloads, entries, books, last, epoch, replies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local capacity, capacity_bytes, producer, token = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local FIELDS, FIRST = 7, 6
+
+-- Numbers travel as text: Lua would write a large one with an exponent.
+local function text(number) return string.format('%.0f', number) end
+
+-- A call that was carried out while its reply was lost is answered with that reply.
+local previous = redis.call('HGET', replies, producer)
+if previous then
+  local old, id, mask, evicted_from, evicted, valid = string.match(previous, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  if old == token then
+    return {id, mask, evicted_from, evicted, valid, redis.call('GET', epoch)}
+  end
+end
+if redis.call('SET', epoch, ARGV[1], 'NX') then
+  -- Ids begin at the microsecond, so that those of lost data never come again.
+  local now = redis.call('TIME')
+  local id = text(tonumber(now[1]) * 1000000 + tonumber(now[2]))
+  redis.call('HSET', books, 'base_id', id, 'first_id', id, 'next_id', id)
+end
+
+local book = redis.call('HMGET', books, 'first_id', 'next_id', 'bytes')
+local first_id, next_id, bytes = tonumber(book[1]), tonumber(book[2]), tonumber(book[3] or 0)
+local inserted_from, evicted_from, evicted_valid = next_id, first_id, 0
+
+local function evict()
+  local id = text(first_id)
+  local _, valid, size = struct.unpack('<dI4I4', redis.call('HGET', entries, id))
+  redis.call('HDEL', payloads, id)
+  redis.call('HDEL', entries, id)
+  first_id, bytes, evicted_valid = first_id + 1, bytes - size, evicted_valid + valid
+end
+
+local environments = {}
+for i = FIRST, #ARGV, FIELDS do environments[#environments + 1] = ARGV[i] end
+local before = redis.call('HMGET', last, unpack(environments))
+local last_row, changed = {}, {} -- of each environment: {run, row}; field, value, field, value...
+for i, environment in ipairs(environments) do
+  local run, row = string.match(before[i] or '', '^(%d+) (%-?%d+) ')
+  last_row[environment] = {run, tonumber(row)}
+end
+
+local mask, inserted_valid = {}, 0
+for i = FIRST, #ARGV, FIELDS do
+  local environment, run, row, next_index = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local known = last_row[environment]
+  if known[1] == run and tonumber(row) <= known[2] then
+    mask[#mask + 1] = '0'
+  else
+    local valid, size = tonumber(ARGV[i + 4]), #ARGV[i + 5]
+    while first_id < next_id
+      and (next_id - first_id >= capacity or (capacity_bytes > 0 and bytes + size > capacity_bytes)) do
+      evict()
+    end
+    local id = text(next_id)
+    redis.call('HSET', payloads, id, ARGV[i + 5])
+    redis.call('HSET', entries, id, ARGV[i + 6] .. struct.pack('<I4I4', valid, size))
+    next_id, bytes, inserted_valid = next_id + 1, bytes + size, inserted_valid + valid
+    last_row[environment] = {run, tonumber(row)}
+    changed[#changed + 1] = environment
+    changed[#changed + 1] = run .. ' ' .. row .. ' ' .. next_index
+    mask[#mask + 1] = '1'
+  end
+end
+
+if #changed > 0 then
+  redis.call('HSET', last, unpack(changed))
+  redis.call('HSET', books, 'first_id', text(first_id), 'next_id', text(next_id), 'bytes', text(bytes))
+  redis.call('HINCRBY', books, 'inserted_total', inserted_valid)
+  redis.call('HINCRBY', books, 'evicted_total', evicted_valid)
+  redis.call('HINCRBY', books, 'resident', inserted_valid - evicted_valid)
+end
+local reply = {text(inserted_from), table.concat(mask), text(evicted_from), text(first_id - evicted_from),
+  text(evicted_valid)}
+redis.call('HSET', replies, producer, token .. ' ' .. table.concat(reply, ' '))
+reply[6] = redis.call('GET', epoch)
+return reply
