@@ -175,7 +175,7 @@ class InferenceLoop:
     def _credit(self, source: RequestSource) -> int:
         if self._serving is None:
             return 0
-        reason = "the store is full: training is slower than the workers" if self._serving.writer.full else None
+        reason = self._serving.writer.why_full() if self._serving.writer.full else None
         if self._dismissal is not None:
             reason = (
                 None  # the last rows are delivered even into a full store: the backlog is bounded by one batch a group

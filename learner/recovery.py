@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from learner.checkpoint import Checkpoint
 from learner.roster import Frontier, Known, Place, Settled
-from pipeline.ledger import Ledger
+from pipeline.ledger import STORE_LOST, Ledger, held_after_assembler
 from pipeline.rows import offset_of
 from pipeline.run_dir import read_json, write_json
 from pipeline.store.interface import StoreCounts
@@ -94,8 +94,15 @@ def checkpoint_meta(cut: Cut, store: StoreView, **rest: Any) -> dict[str, Any]:
     }
 
 
-def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger) -> Recovered:
-    """Restores the ledger and books what happened after the cut."""
+def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger, made_room: str) -> Recovered:
+    """Restores the ledger and books what happened after the cut.
+
+    Args:
+        checkpoint: What was saved.
+        store: The store's books now.
+        ledger: Empty.
+        made_room: The reason under which what the store drops for want of room is booked.
+    """
     meta = checkpoint.meta
     ledger.restore(meta["ledger"])
     frontier = {(int(run), int(offset)): (int(base), int(index)) for run, offset, base, index in meta["frontier"]}
@@ -113,18 +120,18 @@ def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger) -> Recover
     if meta["store"]["epoch"] == store.epoch:
         before = StoreCounts(**{name: int(meta["store"][name]) for name in StoreCounts._fields})
         # Indices that went on without a put: gaps that the predecessor itself found and dropped.
-        gaps = accepted + put_of_waiting - (store.counts.put_total - before.put_total)
-        dropped = {"learner_restart": lost + max(0, gaps)}
+        gaps = max(0, accepted + put_of_waiting - (store.counts.put_total - before.put_total))
+        dropped = {"learner_restart": lost + gaps}
     else:
-        before = StoreCounts(0, 0, 0, 0, 0)
-        held = int(waiting["store"]) + int(waiting["prefetch"])
-        gone = held + put_of_waiting + accepted - store.counts.put_total
-        dropped = {"learner_restart": lost, "store_lost": max(0, gone)}
+        before, gaps = StoreCounts(0, 0, 0, 0, 0), 0
+        gone = held_after_assembler(meta["ledger"]) + put_of_waiting + accepted - store.counts.put_total
+        dropped = {"learner_restart": lost, STORE_LOST: max(0, gone)}
         if gone > 0:
             log.warning("the store is not the one of the checkpoint: %d transitions that waited in it are lost", gone)
-    dropped["oldest"] = store.counts.dropped_total - before.dropped_total
+    dropped[made_room] = store.counts.dropped_total - before.dropped_total
     ledger.recovered(
         accepted=accepted,
+        put=accepted + put_of_waiting - gaps,
         rolled_back=store.counts.acknowledged_total - before.acknowledged_total,
         waiting_in_store=store.counts.waiting,
         dropped=dropped,

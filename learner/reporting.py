@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from learner.episodes import Episodes
 from learner.inference import InferenceLoop
-from learner.prefetch import Prefetcher
+from learner.paths import Path
 from learner.training import TrainingLoop
-from learner.writer import UnrollWriter
 from pipeline.ledger import Ledger
 from pipeline.run_dir import RunDirectory, write_json
 from pipeline.stopping import StopToken
@@ -31,8 +30,7 @@ class Parts(NamedTuple):
 
     inference: InferenceLoop
     training: TrainingLoop
-    prefetcher: Prefetcher
-    writer: UnrollWriter
+    path: Path
     ledger: Ledger
     episodes: Episodes
     evaluations: Episodes
@@ -97,16 +95,17 @@ class Reporter:
         training, ledger = parts.training, parts.ledger.snapshot()
         started, updated = parts.inference.first_step, training.last_update
         seconds = before.seconds + (max(0.0, updated - started) if started and updated else 0.0)
-        self._measure(ledger, training)
+        steps = parts.ledger.agent_steps
+        self._measure(steps, ledger["taken"], training)
         metrics = training.metrics.fetch() if training.metrics is not None else {}
         return {
             "stop_reason": stop_reason,
-            "frames": ledger["trained"] * self._frame_skip,
-            "agent_steps": ledger["trained"],
+            "frames": steps * self._frame_skip,
+            "agent_steps": steps,
             "seconds": seconds,
             "startup_seconds": (started or time.monotonic()) - self._began,
-            "frames_per_second": ledger["trained"] * self._frame_skip / seconds if seconds else 0.0,
-            "agent_steps_per_second": ledger["trained"] / seconds if seconds else 0.0,
+            "frames_per_second": steps * self._frame_skip / seconds if seconds else 0.0,
+            "agent_steps_per_second": steps / seconds if seconds else 0.0,
             "environment_steps_per_second": ledger["taken"] / seconds if seconds else 0.0,
             "updates": before.updates + training.updates,
             "version": training.version,
@@ -118,32 +117,33 @@ class Reporter:
             "metrics": metrics,
             "rates": self._rates,
             "queues": {
-                "writer": parts.writer.backlog,
-                "prefetched_batches": parts.prefetcher.waiting,
+                "writer": parts.path.writer.backlog,
+                "prefetched_batches": parts.path.feed.waiting,
             },
             "inference": dict(parts.inference.counters),
+            **parts.path.status(),
             "waiting_for": self._waiting_for(parts),
             "ledger": ledger,
         }
 
-    def _measure(self, ledger: dict[str, Any], training: TrainingLoop) -> None:
-        now, (then, trained, taken, waited) = time.monotonic(), self._last
+    def _measure(self, steps: int, taken: int, training: TrainingLoop) -> None:
+        now, (then, steps_then, taken_then, waited) = time.monotonic(), self._last
         elapsed = now - then
         if elapsed < self._interval / 2:
             return
         self._rates = {
-            "agent_steps_per_second": (ledger["trained"] - trained) / elapsed,
-            "environment_steps_per_second": (ledger["taken"] - taken) / elapsed,
+            "agent_steps_per_second": (steps - steps_then) / elapsed,
+            "environment_steps_per_second": (taken - taken_then) / elapsed,
             "training_wait_share": min(1.0, (training.wait_seconds - waited) / elapsed),
         }
-        self._last = (now, ledger["trained"], ledger["taken"], training.wait_seconds)
+        self._last = (now, steps, taken, training.wait_seconds)
 
     def _waiting_for(self, parts: Parts) -> str | None:
         held = parts.inference.held_back
         if held is not None:
             return f"workers are held back: {held}"
         if self._rates.get("training_wait_share", 0.0) > WAITING_SHARE:
-            return "training waits for unrolls: inference and workers are slower"
+            return parts.path.feed.why_waiting()
         return None
 
     def _write_events(self, summary: dict[str, Any], parts: Parts) -> None:
@@ -155,7 +155,7 @@ class Reporter:
             "flow/agent_steps_per_second": self._rates.get("agent_steps_per_second"),
             "flow/environment_steps_per_second": self._rates.get("environment_steps_per_second"),
             "flow/training_wait_share": self._rates.get("training_wait_share"),
-            "flow/unrolls_before_the_store": parts.writer.backlog,
+            "flow/unrolls_before_the_store": parts.path.writer.backlog,
             "flow/transitions_in_the_store": summary["ledger"]["waiting"]["store"],
             "lag/mean": summary["policy_lag_mean"],
             "lag/max": summary["policy_lag_max"],

@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path as FilePath
 
 import psutil
 
@@ -23,11 +22,12 @@ from learner.checkpoint import Checkpoint, load_latest, save
 from learner.collector import Collector
 from learner.episodes import Episodes
 from learner.inference import InferenceLoop, Serving
-from learner.prefetch import Prefetcher
-from learner.recovery import Cut, Recovered, StoreView, Versions, by_place, checkpoint_meta, recover
+from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
+from learner.recovery import Cut, Recovered, Versions, checkpoint_meta
 from learner.reporting import Before, Parts, Reporter
 from learner.roster import Roster
 from learner.slots import SlotTable
+from learner.trainer import Trainer
 from learner.training import Limits, TrainingLoop
 from learner.writer import UnrollWriter
 from pipeline.config.load import Loaded, config_hash
@@ -39,18 +39,16 @@ from pipeline.run_dir import RunDirectory
 from pipeline.sources import BrokerSource, EmbeddedSource
 from pipeline.spaces import Spaces
 from pipeline.stopping import OwnedThread, StopToken
-from pipeline.store import codec
-from pipeline.store.redis_store import RedisFifo
+from pipeline.store.backends import Stores
 
 log = logging.getLogger(__name__)
 
-LEARNER_ID = "learner"
 CUT_SECONDS = 10.0
 JOIN_SECONDS = 1.0
 DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.2  # of run.drain_timeout_seconds; the rest is for checkpoint and summary
 
 
-def serve(loaded: Loaded, run_dir: Path | None, resume: bool, stop: StopToken) -> int:
+def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToken) -> int:
     """Runs one learner until it is solved, at its limit, or stopped.
 
     Args:
@@ -74,7 +72,7 @@ def serve(loaded: Loaded, run_dir: Path | None, resume: bool, stop: StopToken) -
     return EXIT_FINISHED
 
 
-def _directory(loaded: Loaded, run_dir: Path | None) -> RunDirectory:
+def _directory(loaded: Loaded, run_dir: FilePath | None) -> RunDirectory:
     if run_dir is not None and (run_dir / "config.yaml").is_file():
         return RunDirectory.open(run_dir)
     return RunDirectory.create(run_dir, loaded.source.stem, loaded.config)
@@ -88,11 +86,10 @@ class Learner:
     directory: RunDirectory
     began: float
     stop: StopToken
-    ledger: Ledger = field(default_factory=Ledger)
-    space: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         config = self.config
+        self.ledger = Ledger(is_replay(config))
         self.drain_seconds = config.run.drain_timeout_seconds
         self.threads_stop = StopToken()  # of prefetch and report: they outlive the decision to stop
         self.spaces: Spaces | None = None
@@ -123,92 +120,70 @@ class Learner:
         devices = prepare_devices(self.config)
         inference = OwnedThread("inference", self.inference.run, self.stop)
         inference.start()
-        store = None
         try:
-            store = self._store()
-            store.check()
+            stores = Stores(self.config.store, self.config.replay)
+            self._check_store(stores)
             spaces = self._wait_for_spaces(checkpoint)
             if spaces is not None:
                 self.reporter.starting("building the policy")
-                self._train(build_agent(self.config, spaces, devices), store, checkpoint, inference)
+                self._train(build_agent(self.config, spaces, devices), stores, checkpoint, inference)
         finally:
             self._dismiss(inference)
-            if store is not None:
-                store.close()
 
     # One arrow of the data flow after the other.
 
-    def _train(self, agent: Agent, store: RedisFifo, checkpoint: Checkpoint | None, inference: OwnedThread) -> None:
-        config, layout = self.config, agent.layout
-        store.check(layout.nbytes)
+    def _train(self, agent: Agent, stores: Stores, checkpoint: Checkpoint | None, inference: OwnedThread) -> None:
+        config = self.config
         trainer = agent.trainer()
-        recovered, before = self._restore(checkpoint, trainer, store)
-        versions = Versions(self.directory.checkpoints / "versions.json")
-        self.version = max(self.version, versions.reserved)
-        # assembler -> writer -> store
-        encoding = codec.choose(config.store.compression, layout)
-        writer = UnrollWriter(
-            self._store,
-            lambda record: codec.encode(record, layout, encoding),
-            self.ledger,
-            config.training.batch_size,
-            self.space,
-        )
-        # store -> prefetch -> training loop
-        prefetcher = Prefetcher(
-            make_store=self._store,
-            layout=layout,
-            trainer=trainer,
-            ledger=self.ledger,
-            batch_size=config.training.batch_size,
-            depth=config.training.prefetch_batches,
-            max_lag=config.training.max_lag,
-            version=self._version,
-            stop=self.threads_stop,
-        )
-        limits = Limits(config.run.max_steps, config.run.max_seconds, config.run.solved_return)
-        self.training = training = TrainingLoop(
-            trainer=trainer,
-            prefetcher=prefetcher,
-            store=store,
-            ledger=self.ledger,
-            episodes=self.episodes,
-            limits=limits,
-            frame_skip=config.environment.frame_skip,
-            version=self.version,
-            versions=versions,
-            checkpoint=lambda: self._save(trainer, store, writer, agent.spaces, before),
-            checkpoint_seconds=config.checkpoint.interval_seconds,
-            space=self.space,
-            stop=self.stop,
-        )
-        # broker -> inference -> policy -> assembler
-        self.inference.serve_with(self._serving(agent, writer, recovered, checkpoint is not None))
-        self._save(
-            trainer, store, writer, agent.spaces, before
-        )  # so that a learner that dies early is resumed like any other
-        parts = Parts(self.inference, training, prefetcher, writer, self.ledger, self.episodes, self.evaluations)
+        # assembler -> writer -> store -> feed -> training loop
+        path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, self.threads_stop))
+        try:
+            recovered, before = self._restore(checkpoint, trainer, path)
+            versions = Versions(self.directory.checkpoints / "versions.json")
+            self.version = max(self.version, versions.reserved)
+            self.training = training = TrainingLoop(
+                trainer=trainer,
+                feed=path.feed,
+                ledger=self.ledger,
+                episodes=self.episodes,
+                limits=Limits(config.run.max_steps, config.run.max_seconds, config.run.solved_return),
+                frame_skip=config.environment.frame_skip,
+                version=self.version,
+                versions=versions,
+                checkpoint=lambda: self._save(trainer, path, agent.spaces, before),
+                checkpoint_seconds=config.checkpoint.interval_seconds,
+                stop=self.stop,
+            )
+            # broker -> inference -> policy -> assembler
+            self.inference.serve_with(self._serving(agent, path.writer, recovered, checkpoint is not None))
+            self._save(trainer, path, agent.spaces, before)  # a learner that dies early is resumed like any other
+            parts = Parts(self.inference, training, path, self.ledger, self.episodes, self.evaluations)
+            self._run_threads(path, parts, before, inference)
+            if self.stop.error is None:
+                self._save(trainer, path, agent.spaces, before)
+                versions.release(training.version)
+            self.reporter.report(parts, before, "error" if self.stop.error else self.stop.reason)
+        finally:
+            path.close()
+
+    def _run_threads(self, path: Path, parts: Parts, before: Before, inference: OwnedThread) -> None:
         threads = [
-            OwnedThread("writer", writer.run, self.stop),
-            OwnedThread("prefetch", prefetcher.run, self.stop),
+            OwnedThread("writer", path.writer.run, self.stop),
+            OwnedThread("prefetch", path.feed.run, self.stop),
             OwnedThread("report", lambda: self.reporter.run(parts, before), self.stop),
         ]
         for thread in threads:
             thread.start()
         try:
-            training.run(lambda: self.inference.first_step)
+            parts.training.run(lambda: self.inference.first_step)
         finally:
-            self._drain(writer, threads, inference)
-        if self.stop.error is None:
-            self._save(trainer, store, writer, agent.spaces, before)
-            versions.release(training.version)
-        self.reporter.report(parts, before, "error" if self.stop.error else self.stop.reason)
+            self._drain(path.writer, threads, inference)
 
     def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
         policy = agent.policy(config.learner.slots, config.run.seed)
         policy.warm_up()
-        assembler = Assembler(agent.layout, config.learner.slots)
+        assembler = Assembler(agent.layout, config.learner.slots, agent.method.rows_before)
         table = SlotTable(config.learner.slots)
         self.roster = Roster(
             spaces=agent.spaces,
@@ -247,24 +222,24 @@ class Learner:
 
     # Checkpoints.
 
-    def _restore(self, checkpoint: Checkpoint | None, trainer: Any, store: RedisFifo) -> tuple[Recovered, Before]:
+    def _restore(self, checkpoint: Checkpoint | None, trainer: Trainer, path: Path) -> tuple[Recovered, Before]:
         if checkpoint is None:
-            store.clear()
+            path.begin()
             return Recovered({}, {}), Before()
         trainer.load(checkpoint.arrays)
         self.version = int(checkpoint.meta["version"])
         self.episodes.count = int(checkpoint.meta["episodes"])
-        recovered = recover(checkpoint, self._view(store), self.ledger)
+        recovered = path.restore(checkpoint)
         log.info("resumed from %s: %d updates", checkpoint.path, checkpoint.meta["updates"])
         return recovered, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]))
 
-    def _save(self, trainer: Any, store: RedisFifo, writer: UnrollWriter, spaces: Spaces, before: Before) -> None:
+    def _save(self, trainer: Trainer, path: Path, spaces: Spaces, before: Before) -> None:
         training = self.training
         assert training is not None
         with self.ledger.gate:
-            view = self._view(store)
-            writer.notice(view.epoch)
-            cut = self._cut(writer)
+            view = path.view()
+            path.epochs.notice(view.epoch)
+            cut = self._cut(path.writer)
         started, updated = self.inference.first_step, training.last_update
         meta = checkpoint_meta(
             cut,
@@ -274,6 +249,7 @@ class Learner:
             seconds=before.seconds + (max(0.0, updated - started) if started and updated else 0.0),
             episodes=self.episodes.count,
             spaces=spaces.to_wire(),
+            **path.books(),
         )
         save(self.directory.checkpoints, trainer.snapshot(), meta, self.config.checkpoint.keep)
 
@@ -285,9 +261,6 @@ class Learner:
 
         return self.inference.at_rest(read, CUT_SECONDS)
 
-    def _view(self, store: RedisFifo) -> StoreView:
-        return StoreView(store.epoch(), store.counts(), by_place(store.stored_index()))
-
     # Small things.
 
     def _source(self) -> RequestSource:
@@ -295,9 +268,14 @@ class Learner:
             return EmbeddedSource(self.config, None, LEARNER_ID, self.config.learner.slots)
         return BrokerSource(self.config, None, LEARNER_ID, self.config.learner.slots)
 
-    def _store(self) -> RedisFifo:
-        """A connection of the calling thread's own; all of one learner's take and acknowledge under one name."""
-        return RedisFifo.from_settings(self.config.store, LEARNER_ID, self.threads_stop)
+    def _check_store(self, stores: Stores) -> None:
+        """Before a worker is waited for: is the store there, and fit for use?"""
+        open_store = stores.replay if is_replay(self.config) else stores.fifo
+        store = open_store(LEARNER_ID, self.threads_stop)
+        try:
+            store.check()
+        finally:
+            store.close()
 
     def _version(self) -> int:
         return self.training.version if self.training is not None else self.version

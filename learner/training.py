@@ -6,18 +6,16 @@ applied one is acknowledged.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from learner.episodes import Episodes
-from learner.prefetch import Batch, Prefetcher
+from learner.feed import Batch, Feed
 from learner.recovery import Versions
 from learner.trainer import Metrics, Trainer
 from pipeline.ledger import Ledger
 from pipeline.stopping import StopToken
-from pipeline.store.interface import Fifo
 
 WAIT_SECONDS = 0.1
 
@@ -53,8 +51,7 @@ class TrainingLoop:
 
     Args:
         trainer: Does the updates.
-        prefetcher: Gives batches.
-        store: Acknowledges; this thread's own connection.
+        feed: Gives batches, and is told when one is done.
         ledger: Books trained transitions.
         episodes: Decides ``solved``.
         limits: When to stop.
@@ -63,7 +60,6 @@ class TrainingLoop:
         versions: Reserves versions before they are published.
         checkpoint: Called between updates when one is due.
         checkpoint_seconds: How often.
-        space: Set after each acknowledgement: there is room in the store.
         stop: Ends the loop.
     """
 
@@ -71,8 +67,7 @@ class TrainingLoop:
         self,
         *,
         trainer: Trainer,
-        prefetcher: Prefetcher,
-        store: Fifo,
+        feed: Feed,
         ledger: Ledger,
         episodes: Episodes,
         limits: Limits,
@@ -81,12 +76,10 @@ class TrainingLoop:
         versions: Versions,
         checkpoint: Callable[[], None],
         checkpoint_seconds: float,
-        space: threading.Event,
         stop: StopToken,
     ) -> None:
         self._trainer = trainer
-        self._prefetcher = prefetcher
-        self._store = store
+        self._feed = feed
         self._ledger = ledger
         self._episodes = episodes
         self._limits = limits
@@ -94,7 +87,6 @@ class TrainingLoop:
         self._versions = versions
         self._checkpoint = checkpoint
         self._checkpoint_seconds = checkpoint_seconds
-        self._space = space
         self._stop = stop
         self.version = version
         self.updates = 0  # of this process
@@ -112,7 +104,7 @@ class TrainingLoop:
         saved = time.monotonic()
         while not self._stop.stopped:
             began = time.monotonic()
-            batch = self._prefetcher.get(WAIT_SECONDS)
+            batch = self._feed.get(WAIT_SECONDS)
             now = time.monotonic()
             self.wait_seconds += now - began
             if batch is not None:
@@ -124,13 +116,11 @@ class TrainingLoop:
 
     def _update(self, batch: Batch) -> None:
         self.lag.add(self.version, batch)
-        frames = self._ledger.trained_total * self._frame_skip
+        frames = self._ledger.agent_steps * self._frame_skip
         self.metrics = self._trainer.update(batch.prepared, frames)
         self._versions.reserve(self.version + 1)
         self.version += 1
-        self._store.acknowledge(batch.items)
-        self._space.set()
-        self._ledger.trained(batch.valid)
+        self._feed.done(batch, self.metrics)
         self.updates += 1
         self.last_update = time.monotonic()
 
@@ -138,7 +128,7 @@ class TrainingLoop:
         limits = self._limits
         if limits.solved_return is not None and self._episodes.solved(limits.solved_return):
             self._stop.stop("solved")
-        elif limits.max_steps is not None and self._ledger.trained_total >= limits.max_steps:
+        elif limits.max_steps is not None and self._ledger.agent_steps >= limits.max_steps:
             self._stop.stop("max_steps")
         elif limits.max_seconds is not None and started is not None and time.monotonic() - started > limits.max_seconds:
             self._stop.stop("max_seconds")

@@ -1,7 +1,7 @@
-"""The store writer: a thread that encodes finished unrolls and puts them, and waits while the store is full.
+"""The store writer: a thread that hands finished unrolls to the sink, and waits while the store takes no more.
 
 Bound: the inference loop gives no credit while ``backlog`` is at or above the limit, so at most ``limit`` unrolls and
-one inference batch's wait here. When the store is full for good (its capacity), replies wait, so environments wait.
+one inference batch's wait here. While the store takes no more, replies wait, so environments wait.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from learner.assembler import Unroll
-from pipeline.ledger import Ledger
+from learner.feed import Sink
 from pipeline.rows import offset_of
-from pipeline.store.interface import Fifo, Put, PutResult, StoreFull
 
 log = logging.getLogger(__name__)
 
@@ -29,33 +27,28 @@ class UnrollWriter:
     """Hand-over from the inference thread to the store.
 
     Args:
-        make_store: Opens the FIFO; called on the writer's own thread.
-        encode: Record bytes to payload.
-        ledger: Books puts and drops.
+        make_sink: Opens the sink; called on the writer's own thread.
         limit: Unrolls that may wait here before the inference loop holds back.
-        space: Set by whoever makes room in the store (the training thread, after an acknowledgement).
+        space: Set by whoever makes room in the store (by an acknowledgement, or by samples).
+        why_full: In words, why the store takes no more.
     """
 
     def __init__(
         self,
-        make_store: Callable[[], Fifo],
-        encode: Callable[[Any], bytes],
-        ledger: Ledger,
+        make_sink: Callable[[], Sink],
         limit: int,
         space: threading.Event,
+        why_full: Callable[[], str],
     ) -> None:
-        self._make_store = make_store
-        self._encode = encode
-        self._ledger = ledger
+        self._make_sink = make_sink
+        self.why_full = why_full
         self._limit = limit
         self._space = space
         self._changed = threading.Condition()
         self._queue: deque[Unroll] = deque()
         self._closing_at: float | None = None
         self._gave_up = False
-        self._epoch = ""
-        self.store_full_since: float | None = None
-        self.repeated = 0
+        self.held_since: float | None = None  # monotonic seconds since the store takes no more
 
     @property
     def backlog(self) -> int:
@@ -94,13 +87,13 @@ class UnrollWriter:
 
     def run(self) -> None:
         """The thread's body."""
-        store = self._make_store()
+        sink = self._make_sink()
         try:
             while (chunk := self._next()) is not None:
                 if chunk:
-                    self._put(store, chunk)
+                    self._put(sink, chunk)
         finally:
-            store.close()
+            sink.close()
 
     def _next(self) -> list[Unroll] | None:
         with self._changed:
@@ -113,45 +106,19 @@ class UnrollWriter:
                 return None
             return [self._queue[i] for i in range(min(PUT_ITEMS, len(self._queue)))]
 
-    def _put(self, store: Fifo, chunk: list[Unroll]) -> None:
-        puts = [Put(u.environment, u.run, u.row, u.next_index, u.valid, self._encode(u.record)) for u in chunk]
-        while puts:
+    def _put(self, sink: Sink, unrolls: list[Unroll]) -> None:
+        while unrolls:
             self._space.clear()
-            with self._ledger.gate:
-                try:
-                    result = store.put(puts)
-                except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
-                    result = PutResult(0, 0, 0, "")
-                self.notice(result.epoch)
-                self._book(puts[: result.stored], result.repeated, result.dropped)
-            puts = puts[result.stored :]
-            if not puts:
+            stored = sink.put(unrolls)
+            unrolls = unrolls[stored:]
+            with self._changed:
+                for _ in range(stored):
+                    self._queue.popleft()
+            if not unrolls:
                 break
             if self._closing_at is not None:
                 self._gave_up = True
                 return
-            self.store_full_since = self.store_full_since or time.monotonic()
+            self.held_since = self.held_since or time.monotonic()
             self._space.wait(FULL_POLL_SECONDS)
-        self.store_full_since = None
-
-    def notice(self, epoch: str) -> None:
-        """A store that began anew lost what waited in it: called with its epoch under the ledger's gate.
-
-        A put is the first to know, or a checkpoint that comes before it.
-        """
-        if epoch and epoch != self._epoch:
-            if self._epoch:
-                lost = self._ledger.lost("store", "store_lost")
-                log.warning("the store lost its data, and with it %d transitions that waited there", lost)
-            self._epoch = epoch
-
-    def _book(self, puts: list[Put], repeated: int, dropped: int) -> None:
-        if not puts:
-            return
-        self._ledger.moved("assembler", "store", sum(put.valid for put in puts))
-        if dropped:
-            self._ledger.dropped("store", "oldest", dropped)
-        self.repeated += repeated
-        with self._changed:
-            for _ in puts:
-                self._queue.popleft()
+        self.held_since = None

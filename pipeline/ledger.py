@@ -5,6 +5,11 @@
     taken    = accepted + undelivered + dropped at the worker (reasons that begin with ``worker_``)
     accepted = trained + waiting (assembler, store, prefetch) + dropped (the other reasons) + rolled_back
 
+With a replay, ``samples`` (trained valid transitions, repeats counted) is a counter and no sink::
+
+    accepted = inserted + waiting (assembler) + dropped
+    inserted = resident + evicted
+
 Every term is booked by the event that causes it, by the thread that sees it; none is a remainder. ``error`` is what the
 two equations fail to close by, read under one lock: 0 after every drain.
 """
@@ -16,17 +21,26 @@ from typing import Any, Literal
 
 Place = Literal["assembler", "store", "prefetch"]
 WORKER_PREFIX = "worker_"
+EVICTED = "evicted"
+STORE_LOST = "store_lost"
 
 
 class Ledger:
     """Thread-safe counters. All amounts are valid transitions, except ``masked`` (rows).
+
+    A replay's residents are what waits in its store, and what it evicts is dropped there, as ``EVICTED``.
+
+    Args:
+        replay: The store is a replay.
 
     Attributes:
         gate: Held by whoever changes the store's books and these, until both are changed; a checkpoint holds it while
             it reads both, so that it never sees one without the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replay: bool = False) -> None:
+        self._replay = replay
+        self._inserted = 0
         self.gate = threading.Lock()
         self._lock = threading.Lock()
         self._taken = 0
@@ -69,11 +83,14 @@ class Ledger:
         with self._lock:
             self._waiting[source] -= number
             self._waiting[target] += number
+            if source == "assembler":
+                self._inserted += number
 
     def trained(self, number: int) -> None:
-        """An update used them and they are acknowledged."""
+        """An update used them and they are acknowledged; of a replay: sampled, they stay."""
         with self._lock:
-            self._waiting["prefetch"] -= number
+            if not self._replay:
+                self._waiting["prefetch"] -= number
             self._trained += number
 
     def dropped(self, source: Place, reason: str, number: int) -> None:
@@ -87,20 +104,25 @@ class Ledger:
             number = self._waiting[source]
             self._waiting[source] = 0
             self._drop(reason, number)
+            self._inserted -= number  # of a replay: they count as dropped now
             return number
 
-    def recovered(self, accepted: int, rolled_back: int, waiting_in_store: int, dropped: dict[str, int]) -> None:
+    def recovered(
+        self, *, accepted: int, put: int, rolled_back: int, waiting_in_store: int, dropped: dict[str, int]
+    ) -> None:
         """Books what a restored learner finds of its predecessor's work after the checkpoint.
 
         Args:
             accepted: Transitions accepted after the checkpoint, as the store shows (taken as well).
+            put: Transitions put after the checkpoint and not lost since.
             rolled_back: Transitions acknowledged after the checkpoint, whose updates are lost.
             waiting_in_store: What waits in the store now.
-            dropped: What is known to be lost, by reason.
+            dropped: What is known to be lost, by reason; ``STORE_LOST`` was put before.
         """
         with self._lock:
             self._taken += accepted
             self._accepted += accepted
+            self._inserted += put - dropped.get(STORE_LOST, 0)
             self._rolled_back += rolled_back
             self._waiting = {"assembler": 0, "store": waiting_in_store, "prefetch": 0}
             for reason, number in dropped.items():
@@ -111,14 +133,13 @@ class Ledger:
             self._dropped[reason] = self._dropped.get(reason, 0) + number
 
     def snapshot(self) -> dict[str, Any]:
-        """The ledger as ``summary.json`` and ``seedmq status`` show it."""
+        """The ledger as ``summary.json`` and ``seedmq status`` show it, and as a checkpoint keeps it."""
         with self._lock:
             at_worker = sum(n for reason, n in self._dropped.items() if reason.startswith(WORKER_PREFIX))
             after = sum(self._dropped.values()) - at_worker
-            waiting = sum(self._waiting.values())
-            error = abs(self._taken - self._accepted - self._undelivered - at_worker)
-            error += abs(self._accepted - self._trained - waiting - after - self._rolled_back)
-            return {
+            sunk = sum(self._waiting.values()) + after + self._rolled_back + (0 if self._replay else self._trained)
+            error = abs(self._taken - self._accepted - self._undelivered - at_worker) + abs(self._accepted - sunk)
+            snapshot = {
                 "taken": self._taken,
                 "undelivered": self._undelivered,
                 "accepted": self._accepted,
@@ -129,6 +150,14 @@ class Ledger:
                 "masked": self._masked,
                 "error": error,
             }
+            return self._of_replay(snapshot) if self._replay else snapshot
+
+    def _of_replay(self, snapshot: dict[str, Any]) -> dict[str, Any]:
+        resident, evicted = snapshot["waiting"]["store"], snapshot["dropped"].pop(EVICTED, 0)
+        snapshot["waiting"]["store"] = 0
+        snapshot |= {"samples": self._trained, "inserted": self._inserted, "resident": resident, "evicted": evicted}
+        snapshot["error"] += abs(self._inserted - resident - evicted)
+        return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """The inverse of ``snapshot``, from a checkpoint."""
@@ -141,8 +170,18 @@ class Ledger:
             self._masked = int(snapshot["masked"])
             self._waiting = {place: int(snapshot["waiting"][place]) for place in self._waiting}
             self._dropped = {str(reason): int(number) for reason, number in snapshot["dropped"].items()}
+            if self._replay:
+                self._inserted, self._waiting["store"] = int(snapshot["inserted"]), int(snapshot["resident"])
+                self._drop(EVICTED, int(snapshot["evicted"]))
 
     @property
-    def trained_total(self) -> int:
+    def agent_steps(self) -> int:
+        """Valid transitions that count as the run's steps: trained ones, or with a replay accepted ones."""
         with self._lock:
-            return self._trained
+            return self._accepted if self._replay else self._trained
+
+
+def held_after_assembler(snapshot: dict[str, Any]) -> int:
+    """What waits behind the assembler: in the store, prefetched, or resident in a replay."""
+    waiting = snapshot["waiting"]
+    return int(waiting["store"]) + int(waiting["prefetch"]) + int(snapshot.get("resident", 0))

@@ -245,8 +245,8 @@ class Replay(Protocol):
     def counts(self) -> ReplayCounts:
         """The books, read under one cut."""
 
-    def stored_index(self) -> dict[int, tuple[int, int]]:
-        """environment -> (run, next_index) of its last insert: what a restarted learner knows of its predecessor."""
+    def stored_index(self) -> dict[tuple[int, int], int]:
+        """(environment, run) -> next_index of its last insert, of the latest runs of each environment."""
 
     def epoch(self) -> str:
         """Names the data: another one than before means that what was there is lost."""

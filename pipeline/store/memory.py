@@ -42,19 +42,19 @@ _handles = itertools.count(1)  # of all FIFOs of the process: a handle of lost d
 
 @dataclass
 class _Last:
-    """What was stored last of each environment: run, row, next_index."""
+    """What was stored last of each environment's run: row, next_index."""
 
-    known: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    known: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     def repeats(self, item: Put | Insert) -> bool:
-        run, row, _ = self.known.get(item.environment, (None, 0, 0))
-        return run == item.run and item.row <= row
+        row, _ = self.known.get((item.environment, item.run), (-1, 0))
+        return item.row <= row
 
     def note(self, item: Put | Insert) -> None:
-        self.known[item.environment] = (item.run, item.row, item.next_index)
+        self.known[item.environment, item.run] = (item.row, item.next_index)
 
-    def index(self) -> dict[int, tuple[int, int]]:
-        return {environment: (run, next_index) for environment, (run, _, next_index) in self.known.items()}
+    def index(self) -> dict[tuple[int, int], int]:
+        return {place: next_index for place, (_, next_index) in self.known.items()}
 
 
 class FifoState:
@@ -171,8 +171,8 @@ class MemoryFifo:
                 state.put_total, state.acknowledged_total, state.dropped_total, state.waiting, state.length
             )
 
-    def stored_index(self) -> dict[int, tuple[int, int]]:
-        """environment -> (run, next_index) of its last put."""
+    def stored_index(self) -> dict[tuple[int, int], int]:
+        """(environment, run) -> next_index of its last put."""
         with self._state.changed:
             return self._state.last.index()
 
@@ -327,8 +327,8 @@ class MemoryReplay:
                 state.next_id - state.base_id,
             )
 
-    def stored_index(self) -> dict[int, tuple[int, int]]:
-        """environment -> (run, next_index) of its last insert."""
+    def stored_index(self) -> dict[tuple[int, int], int]:
+        """(environment, run) -> next_index of its last insert."""
         with self._state.lock:
             return self._state.last.index()
 

@@ -7,7 +7,7 @@ Keys, all under ``<prefix>:replay:``
     entries   hash    id -> 16 bytes: priority (float64), valid transitions (uint32), bytes of the payload (uint32)
     books     hash    inserted_total, evicted_total, resident, bytes; base_id, first_id, next_id: what is there has the
                       ids from first_id up to next_id, and base_id was the first ever
-    last      hash    environment -> "run row next_index" of its last insert
+    last      hash    environment -> "run row next_index;..." of the last insert of its latest runs
     epoch     string  random; made with the books, so it changes when the data was lost
     replies   hash    producer -> "token ..." and the reply of its last insert
 
@@ -21,7 +21,6 @@ import struct
 import uuid
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +38,7 @@ from pipeline.store.interface import (
     check_sizes,
 )
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings
+from pipeline.store.scripts import read_runs, script
 
 INSERT_ITEMS = 256  # of one script call: bounds how long the server is busy with it
 INSERT_BYTES = 64 * 2**20
@@ -216,14 +216,10 @@ class RedisReplay:
         keys = [self._payloads, self._books]
         return ReplayCounts(*map(int, self._link.call(lambda client: self._counts_script(keys, [], client))))
 
-    def stored_index(self) -> dict[int, tuple[int, int]]:
-        """environment -> (run, next_index) of its last insert."""
+    def stored_index(self) -> dict[tuple[int, int], int]:
+        """(environment, run) -> next_index of its last insert, of the latest runs of each environment."""
         found: Any = self._link.call(lambda client: client.hgetall(self._last))
-        index = {}
-        for environment, value in found.items():
-            run, _, next_index = value.split()
-            index[int(environment)] = (int(run), int(next_index))
-        return index
+        return read_runs(found)
 
     def epoch(self) -> str:
         """Names the data: another one than before means that Redis lost what it held (all of it) in between."""
@@ -241,7 +237,7 @@ class RedisReplay:
 
     def _script(self, name: str) -> Any:
         """A script by its name; EVALSHA, loaded where the server does not know it."""
-        return self._link.client.register_script((Path(__file__).parent / f"replay_{name}.lua").read_text("utf-8"))
+        return self._link.client.register_script(script(f"replay_{name}"))
 
 
 def _joined(first: InsertResult, second: InsertResult) -> InsertResult:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -31,6 +30,7 @@ from pipeline.stopping import StopToken
 from pipeline.store import redis_limits
 from pipeline.store.interface import Item, Put, PutResult, StoreCounts
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings, TransientRedisError
+from pipeline.store.scripts import read_runs, script
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class _Scripts:
 
     def __init__(self, client: redis.Redis) -> None:
         def load(name: str) -> Any:
-            return client.register_script((Path(__file__).parent / f"{name}.lua").read_text("utf-8"))
+            return client.register_script(script(name))
 
         self.put, self.acknowledge, self.counts = load("put"), load("acknowledge"), load("counts")
         self.ensure, self.requeue = load("ensure"), load("requeue")
@@ -267,12 +267,7 @@ class RedisFifo:
     def stored_index(self) -> dict[tuple[int, int], int]:
         """(environment, run) -> next_index of its last put, of the latest runs of each environment."""
         found: Any = self._commands.call(lambda client: client.hgetall(self._last))
-        index = {}
-        for environment, value in found.items():
-            for put in value.split(b";"):
-                run, _, next_index = put.split()
-                index[int(environment), int(run)] = int(next_index)
-        return index
+        return read_runs(found)
 
     def clear(self) -> None:
         """Deletes everything under the prefix, for a run that begins anew: books, items and epoch."""

@@ -6,6 +6,7 @@
 --   reply {first id inserted, mask, first id evicted, evicted items, evicted valid, epoch}; the mask has a character for
 --         each item: 1 inserted, 0 repeated
 -- Without flags the server refuses the whole script when it is out of memory: nothing is half done.
+-- include runs
 local payloads, entries, books, last, epoch, replies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local capacity, capacity_bytes, producer, token = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local FIELDS, FIRST = 7, 6
@@ -42,18 +43,12 @@ end
 
 local environments = {}
 for i = FIRST, #ARGV, FIELDS do environments[#environments + 1] = ARGV[i] end
-local before = redis.call('HMGET', last, unpack(environments))
-local last_row, changed = {}, {} -- of each environment: {run, row}; field, value, field, value...
-for i, environment in ipairs(environments) do
-  local run, row = string.match(before[i] or '', '^(%d+) (%-?%d+) ')
-  last_row[environment] = {run, tonumber(row)}
-end
+local runs_of, changed = load_runs(last, environments), {}
 
 local mask, inserted_valid = {}, 0
 for i = FIRST, #ARGV, FIELDS do
   local environment, run, row, next_index = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local known = last_row[environment]
-  if known[1] == run and tonumber(row) <= known[2] then
+  if is_repeat(runs_of[environment], run, row) then
     mask[#mask + 1] = '0'
   else
     local valid, size = tonumber(ARGV[i + 4]), #ARGV[i + 5]
@@ -65,15 +60,14 @@ for i = FIRST, #ARGV, FIELDS do
     redis.call('HSET', payloads, id, ARGV[i + 5])
     redis.call('HSET', entries, id, ARGV[i + 6] .. struct.pack('<I4I4', valid, size))
     next_id, bytes, inserted_valid = next_id + 1, bytes + size, inserted_valid + valid
-    last_row[environment] = {run, tonumber(row)}
-    changed[#changed + 1] = environment
-    changed[#changed + 1] = run .. ' ' .. row .. ' ' .. next_index
+    runs_of[environment] = with_run(runs_of[environment], run, row, next_index)
+    changed[environment] = true
     mask[#mask + 1] = '1'
   end
 end
 
-if #changed > 0 then
-  redis.call('HSET', last, unpack(changed))
+if next(changed) then
+  save_runs(last, runs_of, changed)
   redis.call('HSET', books, 'first_id', text(first_id), 'next_id', text(next_id), 'bytes', text(bytes))
   redis.call('HINCRBY', books, 'inserted_total', inserted_valid)
   redis.call('HINCRBY', books, 'evicted_total', evicted_valid)

@@ -1,0 +1,109 @@
+"""The two ends of the store that the learner's threads see, whatever the store is.
+
+A **sink** takes finished unrolls from the writer thread and books them; a **feed** gives prepared batches to the
+training thread and is told when one is done. ``learner.fifo`` has them for the FIFO, ``learner.replay`` for the replay.
+"""
+
+from __future__ import annotations
+
+import queue
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.assembler import Unroll
+from learner.trainer import Metrics, Prepared
+from pipeline.stopping import StopToken
+
+QUEUE_SECONDS = 0.2
+
+
+class Sink(Protocol):
+    """Where finished unrolls go. Used by the writer thread alone."""
+
+    def put(self, unrolls: list[Unroll]) -> int:
+        """Stores and books those of the front that there is room for; how many. Under the ledger's gate."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+class Batch(NamedTuple):
+    """A prepared batch and what is booked of it.
+
+    Attributes:
+        prepared: On the devices.
+        handles: The feed's own: what it needs when the batch is done.
+        valid: Valid transitions that are learnt.
+        oldest: Smallest policy version of a valid row; the current one where no row is valid.
+        version_sum: Sum of the policy versions of valid rows.
+    """
+
+    prepared: Prepared
+    handles: Any
+    valid: int
+    oldest: int
+    version_sum: int
+
+
+class Feed(Protocol):
+    """Where batches come from."""
+
+    @property
+    def waiting(self) -> int:
+        """Prepared batches that wait. Any thread."""
+
+    def run(self) -> None:
+        """The prefetch thread's body."""
+
+    def get(self, timeout_seconds: float) -> Batch | None:
+        """The next batch, or None after the timeout. Training thread."""
+
+    def done(self, batch: Batch, metrics: Metrics) -> None:
+        """An update used the batch: acknowledges and books it. Training thread."""
+
+    def why_waiting(self) -> str:
+        """In words, what a training loop without a batch waits for. Any thread."""
+
+
+class Ready:
+    """The bounded hand-over of batches from the prefetch thread to the training thread."""
+
+    def __init__(self, depth: int, stop: StopToken) -> None:
+        self._queue: queue.Queue[Batch] = queue.Queue(depth)
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
+    def get(self, timeout_seconds: float) -> Batch | None:
+        try:
+            return self._queue.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+
+    def put(self, batch: Batch) -> None:
+        """Waits for room, until the token stops."""
+        while not self._stop.stopped:
+            try:
+                self._queue.put(batch, timeout=QUEUE_SECONDS)
+                return
+            except queue.Full:
+                continue
+
+
+class Versions(NamedTuple):
+    """Policy versions of a batch's valid rows: the smallest (or ``current`` where none is valid), sum, and number."""
+
+    oldest: int
+    total: int
+    valid: int
+
+    @classmethod
+    def of(cls, batch: dict[str, npt.NDArray[Any]], rows_before: int, current: int) -> Versions:
+        """Of rows ``rows_before`` on, in a batch as ``UnrollLayout.batch`` makes it."""
+        valid = batch["valid"][rows_before:].astype(bool)
+        versions = batch["version"][rows_before:-1][valid]
+        oldest = int(versions.min()) if versions.size else current
+        return cls(oldest, int(versions.sum()), int(np.count_nonzero(valid)))

@@ -1,0 +1,157 @@
+"""The on-policy path through the FIFO: put, take, train once, acknowledge.
+
+Bounds: ``store.capacity`` unrolls in the store, ``training.prefetch_batches`` prepared batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from learner.assembler import Unroll
+from learner.epochs import Epochs
+from learner.feed import Batch, Ready, Versions
+from learner.trainer import Metrics, Trainer
+from pipeline.ledger import Ledger
+from pipeline.stopping import StopToken
+from pipeline.store.codec import decode_batch
+from pipeline.store.interface import Fifo, Item, Put, StoreFull
+from pipeline.unrolls import UnrollLayout
+
+TAKE_SECONDS = 0.2
+OLDEST = "oldest"
+"""Why transitions are dropped by ``store.when_full: drop_oldest``."""
+
+
+class FifoSink:
+    """Puts unrolls.
+
+    Args:
+        store: The writer thread's connection.
+        encode: Record to payload.
+        ledger: Books puts and drops.
+        epochs: Told of each put's epoch.
+    """
+
+    def __init__(self, store: Fifo, encode: Callable[[Any], bytes], ledger: Ledger, epochs: Epochs) -> None:
+        self._store = store
+        self._encode = encode
+        self._ledger = ledger
+        self._epochs = epochs
+
+    def put(self, unrolls: list[Unroll]) -> int:
+        puts = [Put(u.environment, u.run, u.row, u.next_index, u.valid, self._encode(u.record)) for u in unrolls]
+        with self._ledger.gate:
+            try:
+                result = self._store.put(puts)
+            except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
+                return 0
+            self._epochs.notice(result.epoch)
+            self._ledger.moved("assembler", "store", sum(put.valid for put in puts[: result.stored]))
+            if result.dropped:
+                self._ledger.dropped("store", OLDEST, result.dropped)
+        return result.stored
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class FifoFeed:
+    """Takes and prepares batches; acknowledges what an update used.
+
+    Args:
+        make_store: Opens the FIFO; called on the prefetch thread.
+        training_store: The training thread's connection.
+        layout: The record.
+        trainer: Puts batches on its devices.
+        ledger: Books what moves from the store to here, and what is trained.
+        batch_size: Unrolls per batch.
+        depth: Prepared batches that may wait.
+        max_lag: Unrolls whose oldest row acted more updates ago are dropped and counted; None: never.
+        version: Reads the current policy version.
+        space: Set after each acknowledgement: there is room in the store.
+        stop: Ends the thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_store: Callable[[], Fifo],
+        training_store: Fifo,
+        layout: UnrollLayout,
+        trainer: Trainer,
+        ledger: Ledger,
+        batch_size: int,
+        depth: int,
+        max_lag: int | None,
+        version: Callable[[], int],
+        space: threading.Event,
+        stop: StopToken,
+    ) -> None:
+        self._make_store = make_store
+        self._training_store = training_store
+        self._layout = layout
+        self._trainer = trainer
+        self._ledger = ledger
+        self._batch_size = batch_size
+        self._max_lag = max_lag
+        self._version = version
+        self._space = space
+        self._stop = stop
+        self._ready = Ready(depth, stop)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._ready)
+
+    def get(self, timeout_seconds: float) -> Batch | None:
+        return self._ready.get(timeout_seconds)
+
+    def done(self, batch: Batch, metrics: Metrics) -> None:
+        with self._ledger.gate:
+            self._training_store.acknowledge(batch.handles)
+            self._ledger.trained(batch.valid)
+        self._space.set()
+
+    def why_waiting(self) -> str:
+        return "training waits for unrolls: inference and workers are slower"
+
+    def run(self) -> None:
+        store = self._make_store()
+        try:
+            while not self._stop.stopped:
+                items = self._take(store)
+                if len(items) == self._batch_size:
+                    self._ready.put(self._prepare(items))
+        finally:
+            store.close()
+
+    def _take(self, store: Fifo) -> list[Item]:
+        items: list[Item] = []
+        while len(items) < self._batch_size and not self._stop.stopped:
+            taken = store.take(self._batch_size - len(items), TAKE_SECONDS)
+            if taken:
+                with self._ledger.gate:  # what was taken may be of a put that is not booked yet
+                    self._ledger.moved("store", "prefetch", sum(item.valid for item in taken))
+                items += self._fresh(store, taken)
+        return items
+
+    def _fresh(self, store: Fifo, items: list[Item]) -> list[Item]:
+        """Those within ``max_lag``; the others are dropped and counted."""
+        if self._max_lag is None:
+            return items
+        records = decode_batch([item.payload for item in items], self._layout)
+        oldest = self._layout.view(records)["version"].min(axis=1)
+        stale = [item for item, version in zip(items, oldest, strict=True) if self._version() - version > self._max_lag]
+        if stale:
+            with self._ledger.gate:
+                store.acknowledge(stale)
+                self._ledger.dropped("prefetch", "stale", sum(item.valid for item in stale))
+        gone = {item.handle for item in stale}
+        return [item for item in items if item.handle not in gone]
+
+    def _prepare(self, items: list[Item]) -> Batch:
+        batch = self._layout.batch(decode_batch([item.payload for item in items], self._layout))
+        versions = Versions.of(batch, 0, self._version())
+        return Batch(self._trainer.prepare(batch), items, versions.valid, versions.oldest, versions.total)

@@ -1,0 +1,203 @@
+"""The data path behind the assembler, chosen by the algorithm: through the FIFO, or through the replay.
+
+assembler -> writer -> sink -> store -> feed -> training loop
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from learner.agent import Agent
+from learner.checkpoint import Checkpoint
+from learner.epochs import Epochs
+from learner.feed import Feed
+from learner.fifo import OLDEST, FifoFeed, FifoSink
+from learner.limiter import Limiter
+from learner.recovery import Recovered, StoreView, by_place, recover
+from learner.replay import ReplayFeed, ReplaySink, Sampling
+from learner.replay_index import ReplayIndex
+from learner.trainer import Trainer
+from learner.writer import UnrollWriter
+from pipeline.config.tree import Config
+from pipeline.ledger import EVICTED, Ledger
+from pipeline.stopping import StopToken
+from pipeline.store import codec
+from pipeline.store.backends import Stores
+from pipeline.store.interface import StoreCounts
+
+LEARNER_ID = "learner"
+
+
+class Path(NamedTuple):
+    """One data path, opened.
+
+    Attributes:
+        writer: Takes finished unrolls.
+        feed: Gives batches.
+        view: The store's books, read on the training thread.
+        begin: Forgets what is in the store, for a run that begins anew. Training thread.
+        restore: Closes a predecessor's books. Training thread.
+        books: What the path adds to a checkpoint.
+        status: What the path adds to the status.
+        close: Closes the training thread's connection.
+    """
+
+    writer: UnrollWriter
+    feed: Feed
+    epochs: Epochs
+    view: Callable[[], StoreView]
+    begin: Callable[[], None]
+    restore: Callable[[Checkpoint], Recovered]
+    books: Callable[[], dict[str, Any]]
+    status: Callable[[], dict[str, Any]]
+    close: Callable[[], None]
+
+
+class Context(NamedTuple):
+    """What both paths are made of."""
+
+    config: Config
+    stores: Stores
+    agent: Agent
+    trainer: Trainer
+    ledger: Ledger
+    version: Callable[[], int]
+    stop: StopToken
+
+
+def is_replay(config: Config) -> bool:
+    """Whether the algorithm learns from a replay."""
+    return config.training.algorithm == "r2d2"
+
+
+def open_path(context: Context) -> Path:
+    """The path of ``training.algorithm``.
+
+    Raises:
+        UnreachableError: the store stayed away.
+        StoreError: it cannot hold what it may come to hold.
+    """
+    return _replay(context) if is_replay(context.config) else _fifo(context)
+
+
+def _encoder(context: Context) -> Callable[[Any], bytes]:
+    layout = context.agent.layout
+    encoding = codec.choose(context.config.store.compression, layout)
+    return lambda record: codec.encode(record, layout, encoding)
+
+
+def _fifo(context: Context) -> Path:
+    config, agent, ledger = context.config, context.agent, context.ledger
+
+    def connect() -> Any:
+        return context.stores.fifo(LEARNER_ID, context.stop)
+
+    store, space, epochs, encode = connect(), threading.Event(), Epochs(ledger), _encoder(context)
+    store.check(agent.layout.nbytes)
+    writer = UnrollWriter(
+        lambda: FifoSink(connect(), encode, ledger, epochs),
+        config.training.batch_size,
+        space,
+        lambda: "the store is full: training is slower than the workers",
+    )
+    feed = FifoFeed(
+        make_store=connect,
+        training_store=store,
+        layout=agent.layout,
+        trainer=context.trainer,
+        ledger=ledger,
+        batch_size=config.training.batch_size,
+        depth=config.training.prefetch_batches,
+        max_lag=config.training.max_lag,
+        version=context.version,
+        space=space,
+        stop=context.stop,
+    )
+
+    def view() -> StoreView:
+        return StoreView(store.epoch(), store.counts(), by_place(store.stored_index()))
+
+    return Path(
+        writer=writer,
+        feed=feed,
+        epochs=epochs,
+        view=view,
+        begin=store.clear,
+        restore=lambda checkpoint: recover(checkpoint, view(), ledger, OLDEST),
+        books=dict,
+        status=dict,
+        close=store.close,
+    )
+
+
+def _replay(context: Context) -> Path:
+    config, agent, ledger = context.config, context.agent, context.ledger
+    settings = config.replay
+
+    def connect() -> Any:
+        return context.stores.replay(LEARNER_ID, context.stop)
+
+    store, space, epochs, encode = connect(), threading.Event(), Epochs(ledger), _encoder(context)
+    store.check(agent.layout.nbytes)
+    limiter = Limiter(
+        samples_per_insert=settings.samples_per_insert,
+        min_size=settings.min_size,
+        tolerance=settings.tolerance or 2.0 * config.training.batch_size,
+        hold_inserts=settings.hold_inserts,
+    )
+    sampling = Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter)
+    writer = UnrollWriter(
+        lambda: ReplaySink(
+            store=connect(),
+            layout=agent.layout,
+            encode=encode,
+            settings=config.r2d2,
+            ledger=ledger,
+            epochs=epochs,
+            sampling=sampling,
+        ),
+        config.training.batch_size,
+        space,
+        lambda: f"inserting {sampling.why_no_insert() or 'waits for the store'}",
+    )
+    feed = ReplayFeed(
+        make_store=connect,
+        layout=agent.layout,
+        rows_before=agent.method.rows_before,
+        trainer=context.trainer,
+        ledger=ledger,
+        sampling=sampling,
+        batch_size=config.training.batch_size,
+        depth=config.training.prefetch_batches,
+        importance_exponent=settings.importance_exponent,
+        seed=config.run.seed,
+        version=context.version,
+        space=space,
+        stop=context.stop,
+    )
+
+    def view() -> StoreView:
+        counts = store.counts()
+        same = StoreCounts(counts.inserted_total, 0, counts.evicted_total, counts.resident, counts.items)
+        return StoreView(store.epoch(), same, by_place(store.stored_index()))
+
+    def restore(checkpoint: Checkpoint) -> Recovered:
+        recovered = recover(checkpoint, view(), ledger, EVICTED)
+        entries = store.entries()
+        sampling.index.rebuild(entries.ids, entries.priorities)
+        limiter.restore(store.counts().inserted_items, int(checkpoint.meta["sampled_unrolls"]))
+        return recovered
+
+    return Path(
+        writer=writer,
+        feed=feed,
+        epochs=epochs,
+        view=view,
+        begin=store.clear,
+        restore=restore,
+        books=lambda: {"sampled_unrolls": limiter.samples},
+        status=lambda: {"replay": sampling.status()},
+        close=store.close,
+    )

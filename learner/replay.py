@@ -1,0 +1,258 @@
+"""The off-policy path through the replay: insert with a first priority, sample, train, update priorities.
+
+Bounds: ``replay.capacity`` unrolls (the oldest are evicted), ``training.prefetch_batches`` prepared batches, and the
+limiter: whoever is ahead of ``replay.samples_per_insert`` waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.algorithms.r2d2 import IMPORTANCE_WEIGHT, PRIORITY
+from learner.assembler import Unroll
+from learner.epochs import Epochs
+from learner.feed import Batch, Ready, Versions
+from learner.limiter import Limiter
+from learner.priorities import initial_priorities
+from learner.replay_index import ReplayIndex, importance_weights
+from learner.trainer import Metrics, Trainer
+from pipeline.config.r2d2 import R2d2Section
+from pipeline.ledger import EVICTED, Ledger
+from pipeline.stopping import StopToken
+from pipeline.store.codec import decode_batch
+from pipeline.store.interface import Insert, Replay, StoreFull
+from pipeline.unrolls import UnrollLayout
+
+Array = npt.NDArray[Any]
+LIMITED_SECONDS = 0.005
+"""How soon a side that waits for the other looks again."""
+
+
+class Sampling:
+    """What sink and feed share: the index, the limiter under a lock, and the unrolls sampled. Thread-safe."""
+
+    def __init__(self, index: ReplayIndex, limiter: Limiter) -> None:
+        self.index = index
+        self.limiter = limiter
+        self._lock = threading.Lock()
+
+    def may_insert(self) -> bool:
+        with self._lock:
+            return self.limiter.may_insert()
+
+    def inserted(self, count: int) -> None:
+        with self._lock:
+            self.limiter.inserted(count)
+
+    def try_sample(self, count: int) -> bool:
+        """Whether a batch of ``count`` may be sampled now; then it is booked."""
+        with self._lock:
+            if not self.limiter.may_sample(count):
+                return False
+            self.limiter.sampled(count)
+            return True
+
+    def why_no_sample(self, count: int) -> str | None:
+        with self._lock:
+            return self.limiter.why_no_sample(count)
+
+    def why_no_insert(self) -> str | None:
+        with self._lock:
+            return self.limiter.why_no_insert()
+
+    def status(self) -> dict[str, Any]:
+        """Both sides of the limiter, for ``seedmq status``."""
+        with self._lock:
+            limiter = self.limiter
+            return {
+                "unrolls": self.index.size,
+                "samples_per_insert": limiter.ratio,
+                "samples_per_insert_target": limiter.samples_per_insert,
+                "inserted_unrolls": limiter.inserts,
+                "sampled_unrolls": limiter.samples,
+            }
+
+
+class ReplaySink:
+    """Inserts unrolls.
+
+    Args:
+        store: The writer thread's connection.
+        layout: The record.
+        encode: Record to payload.
+        settings: Of the loss that gives first priorities.
+        ledger: Books inserts and evictions.
+        epochs: Told of each insert's epoch.
+        sampling: Index and limiter.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Replay,
+        layout: UnrollLayout,
+        encode: Callable[[Any], bytes],
+        settings: R2d2Section,
+        ledger: Ledger,
+        epochs: Epochs,
+        sampling: Sampling,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._encode = encode
+        self._settings = settings
+        self._ledger = ledger
+        self._epochs = epochs
+        self._sampling = sampling
+
+    def put(self, unrolls: list[Unroll]) -> int:
+        if not self._sampling.may_insert():
+            return 0
+        records = np.stack([unroll.record for unroll in unrolls])
+        priorities = initial_priorities(self._layout.view(records), self._settings).astype(np.float64)
+        items = [
+            Insert(u.environment, u.run, u.row, u.next_index, u.valid, self._encode(u.record), float(p))
+            for u, p in zip(unrolls, priorities, strict=True)
+        ]
+        with self._ledger.gate:
+            try:
+                result = self._store.insert(items)
+            except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
+                return 0
+            index, stored = self._sampling.index, len(result.ids)
+            if self._epochs.notice(result.epoch):
+                index.rebuild([], [])
+            new = [(i, p) for i, p in zip(result.ids, priorities[:stored], strict=True) if i is not None]
+            index.add([i for i, _ in new], [p for _, p in new])
+            index.remove(result.evicted)
+            self._ledger.moved("assembler", "store", sum(item.valid for item in items[:stored]))
+            self._ledger.dropped("store", EVICTED, result.evicted_valid)
+        self._sampling.inserted(len(new))
+        return stored
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class Handles(NamedTuple):
+    """A batch's items, in its order: int64 ``[B]``."""
+
+    ids: npt.NDArray[np.int64]
+
+
+class ReplayFeed:
+    """Samples and prepares batches; takes new priorities to index and store.
+
+    Args:
+        make_store: Opens the replay; called on the prefetch thread.
+        layout: The record.
+        rows_before: Rows of an unroll before those that are learnt.
+        trainer: Puts batches on its devices.
+        ledger: Counts samples.
+        sampling: Index and limiter.
+        batch_size: Unrolls per batch.
+        depth: Prepared batches that may wait.
+        importance_exponent: beta.
+        seed: Of the draws.
+        version: Reads the current policy version.
+        space: Set after each sample: inserts may go on.
+        stop: Ends the thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_store: Callable[[], Replay],
+        layout: UnrollLayout,
+        rows_before: int,
+        trainer: Trainer,
+        ledger: Ledger,
+        sampling: Sampling,
+        batch_size: int,
+        depth: int,
+        importance_exponent: float,
+        seed: int,
+        version: Callable[[], int],
+        space: threading.Event,
+        stop: StopToken,
+    ) -> None:
+        self._make_store = make_store
+        self._layout = layout
+        self._rows_before = rows_before
+        self._trainer = trainer
+        self._ledger = ledger
+        self._sampling = sampling
+        self._batch_size = batch_size
+        self._beta = importance_exponent
+        self._rng = np.random.default_rng(seed)
+        self._version = version
+        self._space = space
+        self._stop = stop
+        self._ready = Ready(depth, stop)
+        # Bounded: one entry per batch in flight, and those are bounded by ``depth``.
+        self._updates: deque[tuple[list[int], list[float]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._ready)
+
+    def get(self, timeout_seconds: float) -> Batch | None:
+        return self._ready.get(timeout_seconds)
+
+    def done(self, batch: Batch, metrics: Metrics) -> None:
+        priorities = metrics.fetch_unrolls()[PRIORITY].astype(np.float64)
+        ids = batch.handles.ids
+        finite = np.isfinite(priorities)  # an update that was skipped says nothing
+        self._sampling.index.update(ids[finite], priorities[finite])
+        self._updates.append((ids[finite].tolist(), priorities[finite].tolist()))
+        self._ledger.trained(batch.valid)
+
+    def why_waiting(self) -> str:
+        return f"training {self._sampling.why_no_sample(self._batch_size) or 'waits for the store'}"
+
+    def run(self) -> None:
+        store = self._make_store()
+        try:
+            while not self._stop.stopped:
+                self._send_priorities(store)
+                if self._sampling.try_sample(self._batch_size):
+                    self._space.set()
+                    batch = self._sample(store)
+                    if batch is not None:
+                        self._ready.put(batch)
+                else:
+                    self._stop.wait(LIMITED_SECONDS)
+            self._send_priorities(store)
+        finally:
+            store.close()
+
+    def _send_priorities(self, store: Replay) -> None:
+        while self._updates:
+            store.update_priorities(*self._updates.popleft())
+
+    def _sample(self, store: Replay) -> Batch | None:
+        """One batch; what was evicted between drawing and fetching is drawn again."""
+        ids = np.empty(0, np.int64)
+        probabilities = np.empty(0, np.float64)
+        payloads: list[bytes] = []
+        while len(payloads) < self._batch_size:
+            if self._stop.stopped or not self._sampling.index.size:
+                return None
+            drawn, chances = self._sampling.index.sample(self._batch_size - len(payloads), self._rng)
+            found = store.fetch(drawn.tolist())
+            there = np.array([payload is not None for payload in found])
+            self._sampling.index.remove(drawn[~there])
+            ids = np.concatenate([ids, drawn[there]])
+            probabilities = np.concatenate([probabilities, chances[there]])
+            payloads += [payload for payload in found if payload is not None]
+        batch = self._layout.batch(decode_batch(payloads, self._layout))
+        batch[IMPORTANCE_WEIGHT] = importance_weights(probabilities, self._beta, self._sampling.index.size)
+        versions = Versions.of(batch, self._rows_before, self._version())
+        prepared = self._trainer.prepare(batch)
+        return Batch(prepared, Handles(ids), versions.valid, versions.oldest, versions.total)
