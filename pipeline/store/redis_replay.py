@@ -171,13 +171,15 @@ class RedisReplay:
             StoreError: Redis refused.
         """
 
+        chunks = list(_slices([int(key) for key in ids], FETCH_ITEMS))
+
         def fetch(client: redis.Redis) -> list[Any]:
             with client.pipeline(transaction=False) as pipeline:
-                for chunk in _slices(ids, FETCH_ITEMS):
+                for chunk in chunks:
                     pipeline.hmget(self._payloads, chunk)
                 return pipeline.execute()
 
-        return list(chain.from_iterable(self._link.call(fetch))) if ids else []
+        return list(chain.from_iterable(self._link.call(fetch))) if chunks else []
 
     def update_priorities(self, ids: list[int], priorities: list[float]) -> None:
         """Sets priorities; ignored where the item was evicted.
@@ -188,7 +190,7 @@ class RedisReplay:
             StoreError: Redis refused.
         """
         check_priorities(priorities)
-        pairs = [(key, _PRIORITY.pack(priority)) for key, priority in zip(ids, priorities, strict=True)]
+        pairs = [(int(key), _PRIORITY.pack(priority)) for key, priority in zip(ids, priorities, strict=True)]
         for chunk in _slices(pairs, UPDATE_ITEMS):
             arguments = list(chain.from_iterable(chunk))
             self._link.call(lambda client, a=arguments: self._update_script([self._entries], a, client))  # type: ignore[misc]

@@ -147,6 +147,15 @@ def test_priorities_are_updated_by_id(make_replay: ReplayFactory) -> None:
     assert contents(replay) == [1, 2, 3] and closes(replay)
 
 
+def test_numpy_ids_and_priorities_are_taken(make_replay: ReplayFactory) -> None:
+    replay = make_replay()
+    replay.insert([item(0), item(1, priority=np.float32(0.5))])
+    entries = replay.entries()
+    assert replay.fetch(list(entries.ids)) == [item(0).payload, item(1).payload]
+    replay.update_priorities(list(entries.ids), list(np.array([0.25, 2.0], np.float32)))
+    assert replay.entries().priorities.tolist() == [0.25, 2.0]
+
+
 @pytest.mark.parametrize("priority", [-1e-9, float("nan"), float("inf")])
 def test_impossible_priorities_are_refused(make_replay: ReplayFactory, priority: float) -> None:
     replay = make_replay()

@@ -115,8 +115,9 @@ def test_presets_load_and_round_trip(name: str, tmp_path: Path) -> None:
     assert yaml.safe_load(dump(loaded.config))["environment"]["id"] == loaded.config.environment.id
 
 
-def test_the_five_presets_are_packaged() -> None:
+def test_the_presets_are_packaged() -> None:
     expected = {"cartpole_vtrace", "cartpole_throughput", "atari_pong_vtrace", "atari_vtrace", "dmlab_vtrace"}
+    expected |= {"cartpole_r2d2", "atari_r2d2", "memory_r2d2"}
     assert expected <= set(presets())
 
 
