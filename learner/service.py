@@ -125,7 +125,7 @@ class Learner:
         inference.start()
         store = None
         try:
-            store = self._store()
+            store = self._store(self.stop)
             store.check()
             spaces = self._wait_for_spaces(checkpoint)
             if spaces is not None:
@@ -295,9 +295,13 @@ class Learner:
             return EmbeddedSource(self.config, None, LEARNER_ID, self.config.learner.slots)
         return BrokerSource(self.config, None, LEARNER_ID, self.config.learner.slots)
 
-    def _store(self) -> RedisFifo:
-        """A connection of the calling thread's own; all of one learner's take and acknowledge under one name."""
-        return RedisFifo.from_settings(self.config.store, LEARNER_ID, self.threads_stop)
+    def _store(self, stop: StopToken | None = None) -> RedisFifo:
+        """A connection of the calling thread's own; all of one learner's take and acknowledge under one name.
+
+        Args:
+            stop: Ends its patience with a Redis that is away; the threads go on until they are told to end.
+        """
+        return RedisFifo.from_settings(self.config.store, LEARNER_ID, stop or self.threads_stop)
 
     def _version(self) -> int:
         return self.training.version if self.training is not None else self.version

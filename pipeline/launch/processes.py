@@ -15,7 +15,7 @@ learner            130, 143                   somebody stopped the learner: the 
 learner            3 before it has trained    ends the run: a refused checkpoint or store is not cured by another start
 learner            others                     starts again with ``resume`` within its budget, else 3
 worker             0                          left as told; starts again if the run still goes on after a grace
-worker             3                          ends the run: it has started its environments anew within a budget of its own
+worker             3                          ends the run: it has spent a budget of its own
 worker, broker     others                     starts again within its budget, else 3
 store              any                        starts again within its budget, else 3
 =================  =========================  =============================================================
