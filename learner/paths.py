@@ -25,7 +25,7 @@ from pipeline.ledger import EVICTED, Ledger
 from pipeline.stopping import StopToken
 from pipeline.store import codec
 from pipeline.store.backends import Stores
-from pipeline.store.interface import StoreCounts
+from pipeline.store.interface import Fifo, Replay, StoreCounts
 
 LEARNER_ID = "learner"
 
@@ -56,7 +56,12 @@ class Path(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What both paths are made of."""
+    """What both paths are made of.
+
+    Attributes:
+        stop: Ends the training thread's patience with a store that is away.
+        threads_stop: Ends the other threads; they outlive the decision to stop.
+    """
 
     config: Config
     stores: Stores
@@ -65,6 +70,7 @@ class Context(NamedTuple):
     ledger: Ledger
     version: Callable[[], int]
     stop: StopToken
+    threads_stop: StopToken
 
 
 def is_replay(config: Config) -> bool:
@@ -91,10 +97,11 @@ def _encoder(context: Context) -> Callable[[Any], bytes]:
 def _fifo(context: Context) -> Path:
     config, agent, ledger = context.config, context.agent, context.ledger
 
-    def connect() -> Any:
-        return context.stores.fifo(LEARNER_ID, context.stop)
+    def connect() -> Fifo:
+        return context.stores.fifo(LEARNER_ID, context.threads_stop)
 
-    store, space, epochs, encode = connect(), threading.Event(), Epochs(ledger), _encoder(context)
+    store = context.stores.fifo(LEARNER_ID, context.stop)
+    space, epochs, encode = threading.Event(), Epochs(ledger), _encoder(context)
     store.check(agent.layout.nbytes)
     writer = UnrollWriter(
         lambda: FifoSink(connect(), encode, ledger, epochs),
@@ -113,7 +120,7 @@ def _fifo(context: Context) -> Path:
         max_lag=config.training.max_lag,
         version=context.version,
         space=space,
-        stop=context.stop,
+        stop=context.threads_stop,
     )
 
     def view() -> StoreView:
@@ -136,10 +143,11 @@ def _replay(context: Context) -> Path:
     config, agent, ledger = context.config, context.agent, context.ledger
     settings = config.replay
 
-    def connect() -> Any:
-        return context.stores.replay(LEARNER_ID, context.stop)
+    def connect() -> Replay:
+        return context.stores.replay(LEARNER_ID, context.threads_stop)
 
-    store, space, epochs, encode = connect(), threading.Event(), Epochs(ledger), _encoder(context)
+    store = context.stores.replay(LEARNER_ID, context.stop)
+    space, epochs, encode = threading.Event(), Epochs(ledger), _encoder(context)
     store.check(agent.layout.nbytes)
     limiter = Limiter(
         samples_per_insert=settings.samples_per_insert,
@@ -175,7 +183,7 @@ def _replay(context: Context) -> Path:
         seed=config.run.seed,
         version=context.version,
         space=space,
-        stop=context.stop,
+        stop=context.threads_stop,
     )
 
     def view() -> StoreView:

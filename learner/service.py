@@ -136,7 +136,9 @@ class Learner:
         config = self.config
         trainer = agent.trainer()
         # assembler -> writer -> store -> feed -> training loop
-        path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, self.threads_stop))
+        path = open_path(
+            Context(config, stores, agent, trainer, self.ledger, self._version, self.stop, self.threads_stop)
+        )
         try:
             recovered, before = self._restore(checkpoint, trainer, path)
             versions = Versions(self.directory.checkpoints / "versions.json")
@@ -271,7 +273,7 @@ class Learner:
     def _check_store(self, stores: Stores) -> None:
         """Before a worker is waited for: is the store there, and fit for use?"""
         open_store = stores.replay if is_replay(self.config) else stores.fifo
-        store = open_store(LEARNER_ID, self.threads_stop)
+        store = open_store(LEARNER_ID, self.stop)
         try:
             store.check()
         finally:

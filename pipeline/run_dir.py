@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from pipeline.config.load import dump, load
 from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
@@ -112,8 +114,9 @@ class RunDirectory:
         for key in _SAME_ON_RESUME:
             was, now = _value(before, key), _value(config, key)
             if was != now:
+                name, then, today = _first_difference(key, was, now)
                 raise ConfigError(
-                    f"{key} = {now!r}: the run in {path} has {was!r}; start a new one instead of --resume"
+                    f"{name} = {today!r}: the run in {path} has {then!r}; start a new one instead of --resume"
                 )
         summary = directory.read_summary()
         if summary is not None:
@@ -206,6 +209,14 @@ def _value(config: Config, key: str) -> Any:
     for name in key.split("."):
         value = getattr(value, name)
     return value
+
+
+def _first_difference(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
+    """Within a section, the key that differs and its values."""
+    while isinstance(was, BaseModel):
+        name = next(name for name in type(was).model_fields if getattr(was, name) != getattr(now, name))
+        key, was, now = f"{key}.{name}", getattr(was, name), getattr(now, name)
+    return key, was, now
 
 
 def _new(path: Path) -> Path:

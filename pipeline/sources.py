@@ -363,6 +363,8 @@ class BrokerSource:
 
     def _take_broker(self, message: Message) -> None:
         (status,) = fields_of(message, dict)
+        if status.get("refused"):
+            raise ComponentError(f"the broker refused this learner: {str(status['refused'])[:300]}")
         session = (status.get("broker", 0), status.get("session", 0))
         if session != self._session:
             if self._session is not None:

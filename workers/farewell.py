@@ -32,7 +32,7 @@ def say_bye(config: Config, reports: Mapping[int, Report]) -> None:
         log.warning("last words were not delivered: %s", error)
     finally:
         context.term()
-    if waiting:
+    if any(report.taken for report in waiting.values()):
         log.warning("last words of runs %s were not confirmed", sorted(waiting))
 
 

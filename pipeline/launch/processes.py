@@ -12,8 +12,10 @@ any                2 bad configuration,       ends the run with that code: start
                    4 dependency out of reach
 learner            0                          the run is over: workers leave by themselves
 learner            130, 143                   somebody stopped the learner: the run ends with that code
+learner            3 before it has trained    ends the run: a refused checkpoint or store is not cured by another start
 learner            others                     starts again with ``resume`` within its budget, else 3
 worker             0                          left as told; starts again if the run still goes on after a grace
+worker             3                          ends the run: it has spent a budget of its own
 worker, broker     others                     starts again within its budget, else 3
 store              any                        starts again within its budget, else 3
 =================  =========================  =============================================================
@@ -110,6 +112,9 @@ class Supervisor:
         drain_seconds: how long an orderly stop may take before what is left is killed.
         jitter: factor of a delay, from (0, 1].
         resume: the first learner goes on with an earlier run.
+
+    Attributes:
+        trains: Some learner of this run has come as far as to train; set from outside.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class Supervisor:
         self._deadline = 0.0
         self._terminate_workers_at: float | None = None
         self._killed_at: float | None = None
+        self.trains = False
         self.phase = Phase.RUNNING
         self.signal: int | None = None
         self.finish = Finish(EXIT_FINISHED, None, "")
@@ -188,6 +194,8 @@ class Supervisor:
     def _exited_running(self, name: str, component: _Component, code: int, now: float) -> list[Action]:
         if code in (EXIT_USAGE, EXIT_UNREACHABLE) and name != STORE:
             return self._drain(Finish(code, name, f"{name} ended with exit code {code}"), now)
+        if code == EXIT_FAILED and (name in self._workers or (name == LEARNER and not self.trains)):
+            return self._drain(Finish(code, name, f"{name} ended with {words(code)}"), now)
         if name == LEARNER and code == EXIT_FINISHED:
             return self._drain(Finish(EXIT_FINISHED, None, "finished"), now)
         if name == LEARNER and code in _STOPPED[:2]:

@@ -127,6 +127,7 @@ class _Launch:
 
     def _show(self) -> None:
         summary = self._summary()
+        self._supervisor.trains = self._supervisor.trains or summary is not None
         doing = "" if summary is not None else last_logged(self._children.last_words(LEARNER, _SHOWN_LINES))
         self._progress.update(summary, self._supervisor.states(), time.monotonic() - self._began, doing)
 
@@ -165,9 +166,12 @@ class _Launch:
         self._progress.say("\n".join([f"{component} ended with {words(code)}, {then}", *(f"    {x}" for x in lines)]))
 
     def _say_end(self, finish: Finish) -> None:
+        seconds, summary = time.monotonic() - self._began, self._summary()
         if finish.culprit is not None:
             self._progress.say("\n".join(self._explained(finish, finish.culprit)))
-        seconds, summary = time.monotonic() - self._began, self._summary()
+            if summary is not None:  # the learner was told to stop, or could say nothing
+                summary["stop_reason"] = "error"
+                write_json(self._directory.summary, summary)
         click.echo(ending(summary, seconds))
         click.echo(f"run directory: {self._directory.path}")
         if summary is not None:

@@ -189,6 +189,9 @@ class Router:
             self._actions.append(Say(f"learner {learner.name} is ready: {ready.slots} slots"))
         elif ready.epoch < learner.epoch and not learner.silent:
             self.counters["learner_refused"] += 1
+            refused = f"a newer process of learner {ready.learner} has taken over"
+            answer = {"broker": self.broker, "session": 0, "workers": len(self.leases), "refused": refused}
+            self._actions.append(SendLearner(peer, Kind.BROKER, [answer], []))
             return None
         elif ready.epoch != learner.epoch or peer != learner.peer:
             self._renew(learner, ready, peer, now)

@@ -32,6 +32,7 @@ T = TypeVar("T")
 HEALTH_CHECK_SECONDS = 30
 BACKOFF_BASE_SECONDS = 0.05
 BACKOFF_CAP_SECONDS = 1.0
+STOPPED_SECONDS = 2.0
 LOG_SECONDS = 60.0
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 _QUERY = ("db", "ssl_ca_certs")
@@ -203,7 +204,7 @@ class RedisLink:
     Args:
         server: Where to.
         name: Of the client, in ``CLIENT LIST`` and in log lines.
-        stop: While it is stopped, patience ends after one operation timeout.
+        stop: While it is stopped, patience ends after ``STOPPED_SECONDS``: a stop has a deadline of its own.
         block_seconds: The longest that a command of this link blocks.
     """
 
@@ -268,7 +269,7 @@ class RedisLink:
             self._away_since = now
         self._failures += 1
         away, server = now - self._away_since, self.server
-        patience = server.operation_timeout_seconds if self._stop.stopped else server.unreachable_seconds
+        patience = STOPPED_SECONDS if self._stop.stopped else server.unreachable_seconds
         if away >= min(patience, server.unreachable_seconds):
             return UnreachableError(f"Redis at {server.url} out of reach for {away:.1f} s, state {state}: {error}")
         if self._said.due():

@@ -203,7 +203,8 @@ class RedisFifo:
                 lambda client: client.xreadgroup(GROUP, self._consumer, {self._stream: start}, count, block)
             )
         except StoreError as error:
-            if "NOGROUP" not in str(error):
+            # The second is what a reader hears that was waiting when the stream went.
+            if not any(words in str(error) for words in ("NOGROUP", "UNBLOCKED")):
                 raise
             self._begin_again()
             return []

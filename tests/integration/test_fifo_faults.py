@@ -167,6 +167,22 @@ def test_a_killed_connection_during_a_blocking_take(shared_redis: EmbeddedServer
     assert taker.join() == [7]
 
 
+@pytest.mark.parametrize("flush", [True, False])
+def test_data_that_is_deleted_during_a_blocking_take(
+    flush: bool, make_redis: ServerFactory, make_redis_fifo: FifoFactory
+) -> None:
+    server = make_redis()
+    taker = Taker(make_redis_fifo(server))
+    client = admin(server)
+    wait_for_blocked_reader(client)
+    if flush:
+        client.flushall()
+    else:
+        client.delete(*client.keys("*:unrolls"))
+    make_redis_fifo(server, consumer="producer").put(items(7))
+    assert taker.join() == [7]
+
+
 def test_a_pause_above_the_socket_timeout(shared_redis: EmbeddedServer, make_redis_fifo: FifoFactory) -> None:
     taker = Taker(make_redis_fifo(shared_redis, operation_timeout_seconds=0.1))
     client = admin(shared_redis)

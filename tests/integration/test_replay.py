@@ -180,7 +180,7 @@ def test_a_successor_finds_everything(make_replay: ReplayFactory) -> None:
     entries = second.entries()
     assert np.array_equal(entries.ids[:9000], ids) and entries.priorities[3:6].tolist() == [3.0, 0.5, 5.0]
     assert (second.counts(), second.epoch()) == (counts, epoch)
-    assert second.stored_index() == {1: (2**62 + 1, 9004), 9: (3, 8)}
+    assert second.stored_index() == {(1, 2**62 + 1): 9004, (9, 3): 8}
 
 
 def test_a_cleared_store_is_another_one_with_other_ids(make_replay: ReplayFactory) -> None:

@@ -121,12 +121,26 @@ def test_learner_that_crashes_in_the_drain_is_a_failure():
 @pytest.mark.parametrize("code", [3, 1, -9, -11, -15])
 def test_learner_is_started_again_and_resumes(code):
     supervisor = begun()
+    supervisor.trains = True
     assert supervisor.exited(LEARNER, code, 10.0) == [Delay(LEARNER, code, 0.5)]
     assert supervisor.states()[LEARNER] == "restarting"
     assert supervisor.next_deadline() == pytest.approx(10.5)
     assert supervisor.tick(10.4) == []
     assert supervisor.tick(10.5) == [Start(LEARNER, True)]
     assert supervisor.phase is Phase.RUNNING
+
+
+def test_a_learner_that_fails_before_it_trains_ends_the_run():
+    supervisor = begun()
+    assert Terminate("worker-0") in supervisor.exited(LEARNER, 3, 10.0)
+    assert supervisor.phase is Phase.DRAINING
+    assert (supervisor.finish.code, supervisor.finish.culprit) == (3, LEARNER)
+
+
+def test_a_worker_that_gives_up_ends_the_run():
+    supervisor = begun()
+    assert supervisor.exited("worker-0", 3, 10.0) == [Terminate(LEARNER)]
+    assert (supervisor.finish.code, supervisor.finish.culprit) == (3, "worker-0")
 
 
 def test_first_learner_of_a_resumed_run_resumes():
@@ -164,11 +178,11 @@ def test_second_failure_does_not_hide_the_first():
 
 def test_worker_restarts_have_growing_delays_and_a_budget():
     supervisor = begun()
-    assert supervisor.exited("worker-0", 3, 10.0) == [Delay("worker-0", 3, 0.5)]
+    assert supervisor.exited("worker-0", -11, 10.0) == [Delay("worker-0", -11, 0.5)]
     assert supervisor.tick(10.5) == [Start("worker-0", False)]
     assert supervisor.exited("worker-0", -9, 11.0) == [Delay("worker-0", -9, 1.0)]
     assert supervisor.tick(12.0) == [Start("worker-0", False)]
-    assert supervisor.exited("worker-0", 3, 13.0) == [Terminate(LEARNER)], "the learner still drains"
+    assert supervisor.exited("worker-0", -9, 13.0) == [Terminate(LEARNER)], "the learner still drains"
     assert supervisor.restarts() == 2
     supervisor.exited(LEARNER, 143, 14.0)
     (finish, *_) = [a for a in ended_in_order(supervisor, 14.5) if isinstance(a, Finish)]
@@ -179,14 +193,14 @@ def test_budget_is_per_window():
     supervisor = begun({LEARNER: 3, "worker-0": 1})
     for round_ in range(5):
         now = 10.0 + round_ * (WINDOW_SECONDS + 1)
-        assert supervisor.exited("worker-0", 3, now) == [Delay("worker-0", 3, 0.5)]
+        assert supervisor.exited("worker-0", -9, now) == [Delay("worker-0", -9, 0.5)]
         supervisor.tick(now + 0.5)
 
 
 def test_delays_of_processes_that_die_together_differ():
     supervisor = Supervisor({LEARNER: 3, **{f"w{i}": 3 for i in range(20)}}, 8.0, random.Random(1).random)
     supervisor.begin(0.0)
-    delays = [supervisor.exited(f"w{i}", 3, 1.0)[0].seconds for i in range(20)]
+    delays = [supervisor.exited(f"w{i}", -9, 1.0)[0].seconds for i in range(20)]
     assert len(set(delays)) == 20
 
 
@@ -199,7 +213,7 @@ def test_worker_that_left_while_the_run_goes_on_comes_back():
 
 def test_restarts_are_off_while_draining():
     supervisor = begun()
-    supervisor.exited("worker-0", 3, 10.0)
+    supervisor.exited("worker-0", -9, 10.0)
     supervisor.signalled(15, 10.1)
     assert supervisor.tick(12.0) == []
     supervisor.exited(LEARNER, 143, 12.5)

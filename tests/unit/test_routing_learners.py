@@ -201,6 +201,8 @@ def test_an_older_process_of_a_learners_name_is_refused() -> None:
     net.learner(b"K", Kind.READY, ready(epoch=4))
     assert net.router.counters["learner_refused"] == 1
     assert net.router.learners.at(b"L") is not None and net.router.learners.at(b"K") is None
+    peer, kind, (answer,), _ = net.to_learners[-1]
+    assert (peer, kind) == (b"K", Kind.BROKER) and "has taken over" in answer["refused"], "it is told"
 
 
 def test_a_broker_that_restarts_keeps_the_indices_that_the_learner_serves() -> None:

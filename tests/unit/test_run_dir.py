@@ -63,7 +63,7 @@ def test_resume_goes_on_with_the_same_kind_of_run(tmp_path):
 @pytest.mark.parametrize(
     ("other", "key"),
     [
-        ({"network": {"hidden": [32]}}, "network"),
+        ({"network": {"hidden": [32]}}, r"^network.hidden = \[32\]: the run in .* has \[64, 64\]"),
         ({"environment": {"id": "Acrobot-v1"}}, "environment.id"),
         ({"environment": {"id": "CartPole-v1", "frame_stack": 4}}, "environment.frame_stack"),
     ],
