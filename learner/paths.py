@@ -41,6 +41,7 @@ class Path(NamedTuple):
         restore: Closes a predecessor's books. Training thread.
         books: What the path adds to a checkpoint.
         status: What the path adds to the status.
+        release: At the drain: what still waits for room may go on where room can be made.
         close: Closes the training thread's connection.
     """
 
@@ -52,6 +53,7 @@ class Path(NamedTuple):
     restore: Callable[[Checkpoint], Recovered]
     books: Callable[[], dict[str, Any]]
     status: Callable[[], dict[str, Any]]
+    release: Callable[[], None]
     close: Callable[[], None]
 
 
@@ -135,6 +137,7 @@ def _fifo(context: Context) -> Path:
         restore=lambda checkpoint: recover(checkpoint, view(), ledger, OLDEST),
         books=dict,
         status=dict,
+        release=lambda: None,
         close=store.close,
     )
 
@@ -207,5 +210,6 @@ def _replay(context: Context) -> Path:
         restore=restore,
         books=lambda: {"sampled_unrolls": limiter.samples},
         status=lambda: {"replay": sampling.status()},
+        release=sampling.release_inserts,
         close=store.close,
     )

@@ -50,6 +50,17 @@ class Sampling:
         with self._lock:
             self.limiter.inserted(count)
 
+    def release_inserts(self) -> None:
+        """At the drain: the last unrolls are inserted whoever is ahead."""
+        with self._lock:
+            self.limiter.hold_inserts = False
+
+    def begin_again(self) -> None:
+        """The store lost its data."""
+        with self._lock:
+            self.index.rebuild([], [])
+            self.limiter.restore(0, 0)
+
     def try_sample(self, count: int) -> bool:
         """Whether a batch of ``count`` may be sampled now; then it is booked."""
         with self._lock:
@@ -127,7 +138,7 @@ class ReplaySink:
                 return 0
             index, stored = self._sampling.index, len(result.ids)
             if self._epochs.notice(result.epoch):
-                index.rebuild([], [])
+                self._sampling.begin_again()
             new = [(i, p) for i, p in zip(result.ids, priorities[:stored], strict=True) if i is not None]
             index.add([i for i, _ in new], [p for _, p in new])
             index.remove(result.evicted)

@@ -136,9 +136,8 @@ class Learner:
         config = self.config
         trainer = agent.trainer()
         # assembler -> writer -> store -> feed -> training loop
-        path = open_path(
-            Context(config, stores, agent, trainer, self.ledger, self._version, self.stop, self.threads_stop)
-        )
+        stops = (self.stop, self.threads_stop)
+        path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, *stops))
         try:
             recovered, before = self._restore(checkpoint, trainer, path)
             versions = Versions(self.directory.checkpoints / "versions.json")
@@ -179,7 +178,7 @@ class Learner:
         try:
             parts.training.run(lambda: self.inference.first_step)
         finally:
-            self._drain(path.writer, threads, inference)
+            self._drain(path, threads, inference)
 
     def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
@@ -208,9 +207,10 @@ class Learner:
         recurrent = bool(agent.layout.state_shapes)
         return Serving(policy, self.roster, collector, writer, agent.spaces.observation, agent.exploration, recurrent)
 
-    def _drain(self, writer: UnrollWriter, threads: list[OwnedThread], inference: OwnedThread) -> None:
+    def _drain(self, path: Path, threads: list[OwnedThread], inference: OwnedThread) -> None:
         self._dismiss(inference)
-        writer.close(time.monotonic() + WRITER_SHARE * self.drain_seconds)
+        path.release()
+        path.writer.close(time.monotonic() + WRITER_SHARE * self.drain_seconds)
         self.threads_stop.stop("drain")
         deadline = time.monotonic() + WRITER_SHARE * self.drain_seconds + JOIN_SECONDS
         for thread in threads:

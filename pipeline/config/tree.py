@@ -353,7 +353,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         workers, learner = self.workers, self.learner
-        if self.training.batch_size > self.store.capacity:
+        if self.training.algorithm == "vtrace" and self.training.batch_size > self.store.capacity:
             raise ValueError(
                 f"store.capacity = {self.store.capacity} unrolls can never fill "
                 f"training.batch_size = {self.training.batch_size}"
@@ -363,6 +363,11 @@ class Config(Section):
             raise ValueError(
                 f"replay.tolerance = {tolerance} samples is below half of "
                 f"training.batch_size = {self.training.batch_size}: inserts and samples could wait for each other"
+            )
+        if self.training.algorithm == "r2d2" and self.r2d2.burn_in >= self.training.unroll_length:
+            raise ValueError(
+                f"r2d2.burn_in = {self.r2d2.burn_in} rows are not fewer than the learnt ones, "
+                f"training.unroll_length = {self.training.unroll_length}"
             )
         if workers.count * workers.envs > learner.slots:
             raise ValueError(

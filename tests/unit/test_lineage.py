@@ -93,7 +93,7 @@ class Learner:
         self.store, self.seen_epoch = store, store.epoch
         self._queue: deque[Unroll] = deque()
         self.ledger = Ledger()
-        known = recover(checkpoint, store.view(), self.ledger) if checkpoint else Recovered({}, {})
+        known = recover(checkpoint, store.view(), self.ledger, "oldest") if checkpoint else Recovered({}, {})
         assembler = Assembler(LAYOUT, 16)
         self.table = SlotTable(16)
         self.roster = Roster(

@@ -56,7 +56,7 @@ def test_it_closes(accepted_after: int, put_after: int, trained_after: int) -> N
     before.put(min(put_after, before.index - 40))
     before.train(trained_after)
     ledger = Ledger()
-    known = recover(checkpoint, before.view(), ledger).known
+    known = recover(checkpoint, before.view(), ledger, "oldest").known
     # The worker comes back with its running index, one transition further.
     gap = before.index + 1 - known[PLACE]
     ledger.missed(gap, "learner_restart")
@@ -76,7 +76,7 @@ def test_another_store_loses_what_waited() -> None:
     checkpoint = before.checkpoint()
     ledger = Ledger()
     empty = StoreView("b", StoreCounts(0, 0, 0, 0, 0), {})
-    assert recover(checkpoint, empty, ledger).known == {PLACE: 50}
+    assert recover(checkpoint, empty, ledger, "oldest").known == {PLACE: 50}
     got = ledger.snapshot()
     assert got["error"] == 0 and got["dropped"] == {"store_lost": 20, "learner_restart": 10}
 
