@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from learner.distributions import distribution_for
+from learner.distributions import distribution_for, epsilon_greedy_for
 from pipeline.errors import SpaceError
 from pipeline.spaces import Leaf
 
@@ -55,6 +55,26 @@ def test_greedy_rows_take_the_mode():
         found, mode = d.sample(params, SEED, tf.constant(exploration)).numpy(), d.mode(params).numpy()
         np.testing.assert_array_equal(found[greedy], mode[greedy])
         assert (found[~greedy] != mode[~greedy]).mean() > 0.5
+
+
+def test_epsilon_greedy_acts_at_random_as_often_as_each_row_says():
+    n, epsilon = 40_000, np.float32([0.0, 0.1, 0.5, 1.0])
+    d = epsilon_greedy_for(Leaf("action", "discrete", "int64", (), n=4))
+    q = tf.constant(np.tile(np.float32([1.0, 5.0, 2.0, -1.0]), (n, 1)))
+    rows = np.arange(n) % 4
+    found = d.sample(q, SEED, tf.constant(epsilon[rows])).numpy()
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(d.mode(q), 1)
+    for k, e in enumerate(epsilon):
+        share = np.bincount(found[rows == k], minlength=4) / (n / 4)
+        np.testing.assert_allclose(share, np.where(np.arange(4) == 1, 1 - 0.75 * e, 0.25 * e), atol=0.02)
+    assert (found[rows == 0] == 1).all()
+    np.testing.assert_array_equal(d.sample(q, SEED), d.sample(q, SEED, tf.ones(n)))
+
+
+def test_epsilon_greedy_needs_discrete_actions():
+    with pytest.raises(SpaceError, match="no Q-values"):
+        epsilon_greedy_for(box([-1.0], [1.0]))
 
 
 def test_discrete_actions_start_where_the_space_does():

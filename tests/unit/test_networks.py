@@ -8,6 +8,7 @@ from learner.distributions import distribution_for
 from learner.inputs import Inputs, Outputs
 from learner.networks import Network, build_network, named_variables, state_shapes
 from learner.networks.build import example_inputs
+from learner.networks.heads import dueling
 from learner.networks.layers import orthogonal
 from pipeline.config.tree import NetworkSection
 from pipeline.errors import ConfigError, SpaceError
@@ -121,6 +122,24 @@ def test_variables_depend_on_the_seed_alone_and_have_stable_names():
         np.testing.assert_array_equal(a, b)
         if "kernel" in name:
             assert (a.numpy() != c.numpy()).any()
+
+
+@pytest.mark.parametrize("name", ["mlp", "nature_cnn", "impala_deep"])
+@pytest.mark.parametrize("hidden", [0, 6])
+def test_the_duelling_head_gives_q_values_on_every_torso(name, hidden):
+    """Q = V + A - mean A: the mean over actions is V, and no constant of A matters."""
+    settings = NetworkSection(name=name, hidden=[8], lstm=4, previous_action=True, previous_reward=True)
+    q_network = build_network(NESTED, distribution_for(NESTED.action), settings, 1, head=dueling(hidden))
+    inputs = random_inputs(NESTED, 3, 2)
+    outputs, _ = q_network.unroll(inputs, q_network.initial_state(2))
+    np.testing.assert_array_equal(outputs.value, outputs.policy.numpy().max(-1))
+    names = [name for name, _ in named_variables(q_network) if name.startswith("head/")]
+    assert ("head/value_hidden/layers/0/kernel" in names) == (hidden > 0)
+    assert "head/advantage/kernel" in names and "head/advantage/bias" not in names
+    q_network.head.value.bias.assign_add([5.0])
+    q_network.head.advantage.kernel.assign_add(tf.ones_like(q_network.head.advantage.kernel))
+    raised, _ = q_network.unroll(inputs, q_network.initial_state(2))
+    np.testing.assert_allclose(raised.policy, outputs.policy + 5.0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mlp", "nature_cnn", "impala_deep"])
