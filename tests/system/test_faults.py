@@ -199,7 +199,7 @@ def check(unroll):
 
 def test_a_slow_learner_holds_the_workers_back(commands, until):
     with tempfile.TemporaryDirectory(prefix="st-") as folder, EmbeddedServer(Path(folder)) as server:
-        values = ["network.hidden=[1500,1500]", "store.capacity=64", f"store.url={server.url}"]
+        values = ["network.hidden=[1000,1000]", "store.capacity=64", f"store.url={server.url}"]
         run = Run(commands, until, *values, "workers.envs=64")
         run.trains(2)
         lengths = []
