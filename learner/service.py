@@ -32,7 +32,7 @@ from learner.training import Limits, TrainingLoop
 from learner.writer import UnrollWriter
 from pipeline.config.load import Loaded, config_hash
 from pipeline.config.tree import Config
-from pipeline.errors import EXIT_FINISHED, ConfigError
+from pipeline.errors import EXIT_FINISHED, ConfigError, UnreachableError
 from pipeline.ledger import Ledger
 from pipeline.requests import RequestSource
 from pipeline.run_dir import RunDirectory
@@ -238,10 +238,14 @@ class Learner:
     def _save(self, trainer: Trainer, path: Path, spaces: Spaces, before: Before) -> None:
         training = self.training
         assert training is not None
-        with self.ledger.gate:
+        if not self._enter(self.ledger.gate):
+            return  # the one at the end of the drain is still to come
+        try:
             view = path.view()
             path.epochs.notice(view.epoch)
             cut = self._cut(path.writer)
+        finally:
+            self.ledger.gate.release()
         started, updated = self.inference.first_step, training.last_update
         meta = checkpoint_meta(
             cut,
@@ -254,6 +258,19 @@ class Learner:
             **path.books(),
         )
         save(self.directory.checkpoints, trainer.snapshot(), meta, self.config.checkpoint.keep)
+
+    def _enter(self, gate: threading.Lock) -> bool:
+        """Waits for the gate, which the writer holds for as long as Redis is away; False where a stop comes meanwhile.
+
+        Raises:
+            UnreachableError: at the end of the drain.
+        """
+        while not gate.acquire(timeout=JOIN_SECONDS):
+            if self.threads_stop.stopped:
+                raise UnreachableError("no checkpoint at the stop: the store does not answer")
+            if self.stop.stopped:
+                return False
+        return True
 
     def _cut(self, writer: UnrollWriter) -> Cut:
         """Ledger and frontier between two inference batches; after the inference thread has ended, as they are."""

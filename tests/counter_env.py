@@ -64,10 +64,10 @@ class CounterEnv(gymnasium.Env):
             "dict": spaces.Dict(
                 {
                     "z": _box(),
-                    "a": spaces.Dict({"deep": spaces.Box(0, 255, (2, 3), np.uint8), "step": spaces.Discrete(10**6)}),
+                    "a": spaces.Dict({"deep": spaces.Box(0, 255, (2, 3), np.uint8), "step": spaces.Discrete(1000)}),
                 }
             ),
-            "tuple": spaces.Tuple((_box(), spaces.Discrete(10**6))),
+            "tuple": spaces.Tuple((_box(), spaces.Discrete(1000))),
         }[kind]
         self.action_space = spaces.Discrete(2) if action == "discrete" else spaces.Box(-1, 1, (2,), np.float32)
 

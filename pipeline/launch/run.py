@@ -171,11 +171,17 @@ class _Launch:
             self._progress.say("\n".join(self._explained(finish, finish.culprit)))
             if summary is not None:  # the learner was told to stop, or could say nothing
                 summary["stop_reason"] = "error"
-                write_json(self._directory.summary, summary)
+                self._rewrite(summary)
         click.echo(ending(summary, seconds))
         click.echo(f"run directory: {self._directory.path}")
         if summary is not None:
             click.echo(f"evaluate it:   seedmq eval {shlex.quote(str(self._directory.path))}")
+
+    def _rewrite(self, summary: dict[str, Any]) -> None:
+        try:
+            write_json(self._directory.summary, summary)
+        except OSError as error:  # what ended the run may be a full disk
+            self._progress.say(f"{self._directory.summary} stays as it is: {error.strerror}")
 
     def _explained(self, finish: Finish, culprit: str) -> list[str]:
         """One line for bad configuration and the like; for a crash also what the log ends with."""
