@@ -53,13 +53,24 @@ class Agent:
     def exploration(self) -> Exploration:
         return self.method.exploration
 
-    def policy(self, slots: int, seed: int) -> Acting:
-        """A policy with ``slots`` slots over the inference devices; one trace per batch bucket."""
+    def another_network(self) -> Network:
+        """One more network like the one that is trained, on the same devices."""
+        with self.devices.strategy.scope():
+            return _network(self.config, self.spaces, self.devices, self.method)
+
+    def policy(self, slots: int, seed: int, network: Network | None = None) -> Acting:
+        """A policy with ``slots`` slots over the inference devices; one trace per batch bucket.
+
+        Args:
+            slots: How many.
+            seed: Of sampling.
+            network: Another one than the one that is trained.
+        """
         names = self.devices.inference
         each = -(-slots // len(names))
         policies = [
             Policy(
-                self.network,
+                network or self.network,
                 self.distribution,
                 self.spaces,
                 slots=each,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from learner.assembler import Acted, Appended, Assembler
 from learner.episodes import Episodes
+from learner.evaluation import Evaluation
 from learner.policy import PolicyRows
 from learner.requests import Opened, StepBatch
 from learner.writer import UnrollWriter
@@ -29,6 +30,7 @@ class Collector:
         evaluations: Finished episodes of eval workers, which feed nothing into the store.
         gap_reason: Why transitions between a run's last known and its next row are dropped: ``seam``, or
             ``learner_restart`` where a predecessor's were restored.
+        evaluation: Told of eval workers' rows.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Collector:
         episodes: Episodes,
         evaluations: Episodes,
         gap_reason: str,
+        evaluation: Evaluation | None = None,
     ) -> None:
         self._assembler = assembler
         self._writer = writer
@@ -47,6 +50,7 @@ class Collector:
         self._episodes = episodes
         self._evaluations = evaluations
         self._gap_reason = gap_reason
+        self._evaluation = evaluation
 
     def collect(self, batch: StepBatch, acted: PolicyRows, version: int) -> None:
         """Episodes, then the final rows that needed no reply, then the replied rows, in order."""
@@ -72,6 +76,8 @@ class Collector:
             rows = part.rows[final]
             episodes = self._evaluations if part.group.evaluation else self._episodes
             episodes.add(rows["episode_return"], rows["episode_length"])
+        if part.group.evaluation and self._evaluation is not None:
+            self._evaluation.observe(part.group.slots[part.rows["environment"]], part.rows)
 
     def _append_finals(self, part: Opened, acted: PolicyRows, offset: int, version: int) -> None:
         rows = part.rows[: part.finals]

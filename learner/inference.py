@@ -166,7 +166,10 @@ class InferenceLoop:
             self._launch(source, self._serving, requests)
         if self._flying and (not requests or len(self._flying) >= self._depth):
             self._land(source)
-        self._run_cuts()
+        if self._cuts:
+            while self._flying:
+                self._land(source)
+            self._run_cuts()
         now = time.monotonic()
         if now - self._published > PUBLISH_SECONDS:
             self._published = now

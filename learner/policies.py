@@ -62,6 +62,39 @@ class SplitPending:
         return merged
 
 
+class PolicyBySlot:
+    """Slots of evaluation environments act with another policy than those that train.
+
+    Args:
+        training: For most slots.
+        evaluation: For those that ``evaluates`` names.
+        evaluates: bool ``[slots]``, kept by whoever gives slots.
+    """
+
+    def __init__(self, training: Acting, evaluation: Acting, evaluates: Array) -> None:
+        self._training = training
+        self._evaluation = evaluation
+        self._evaluates = evaluates
+
+    def submit(
+        self, slots: Array, first: Array, reward: Array, observation: Sequence[Array], exploration: Array
+    ) -> PendingRows:
+        evaluates = self._evaluates[slots]
+        if not evaluates.any():
+            return self._training.submit(slots, first, reward, observation, exploration)
+        shares = []
+        for policy, mask in ((self._training, ~evaluates), (self._evaluation, evaluates)):
+            at = np.flatnonzero(mask)
+            if len(at):
+                leaves = [leaf[at] for leaf in observation]
+                shares.append(Share(at, policy.submit(slots[at], first[at], reward[at], leaves, exploration[at])))
+        return SplitPending(len(slots), shares)
+
+    def warm_up(self) -> None:
+        self._training.warm_up()
+        self._evaluation.warm_up()
+
+
 class SplitPolicy:
     """Slot s acts on device ``s mod K`` as that policy's slot ``s div K``.
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from learner.episodes import Episodes
+from learner.evaluation import Evaluation
 from learner.inference import InferenceLoop
 from learner.paths import Path
 from learner.training import TrainingLoop
@@ -34,6 +35,7 @@ class Parts(NamedTuple):
     ledger: Ledger
     episodes: Episodes
     evaluations: Episodes
+    evaluation: Evaluation
 
 
 class Before(NamedTuple):
@@ -110,7 +112,7 @@ class Reporter:
             "updates": before.updates + training.updates,
             "version": training.version,
             **parts.episodes.snapshot(),
-            "evaluation": parts.evaluations.snapshot(),
+            "evaluation": {**parts.evaluations.snapshot(), **parts.evaluation.status()},
             "policy_lag_mean": training.lag.mean,
             "policy_lag_max": training.lag.max,
             "loss": metrics.get("loss"),
@@ -152,6 +154,7 @@ class Reporter:
             "episodes/return_mean": summary["episode_return_mean"],
             "episodes/length_mean": summary["episode_length_mean"],
             "episodes/count": summary["episodes"],
+            "evaluation/return_mean": summary["evaluation"]["last_return_mean"],
             "flow/agent_steps_per_second": self._rates.get("agent_steps_per_second"),
             "flow/environment_steps_per_second": self._rates.get("environment_steps_per_second"),
             "flow/training_wait_share": self._rates.get("training_wait_share"),

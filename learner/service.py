@@ -13,16 +13,22 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
-from learner.agent import Agent, build_agent, prepare_devices
+from learner.agent import NETWORK, Agent, build_agent, prepare_devices
 from learner.assembler import Assembler
 from learner.checkpoint import Checkpoint, load_latest, save
 from learner.collector import Collector
 from learner.episodes import Episodes
+from learner.evaluation import Evaluation
 from learner.inference import InferenceLoop, Serving
+from learner.networks.network import named_variables
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
+from learner.policies import PolicyBySlot
 from learner.recovery import Cut, Recovered, Versions, checkpoint_meta
 from learner.reporting import Before, Parts, Reporter
 from learner.roster import Roster
@@ -95,6 +101,7 @@ class Learner:
         self.spaces: Spaces | None = None
         self.spaces_known = threading.Event()
         self.version = 0
+        self.solved_weights: dict[str, npt.NDArray[Any]] = {}  # of the evaluation that solved the task
         self.training: TrainingLoop | None = None
         self.episodes = Episodes(config.run.solved_episodes)
         self.evaluations = Episodes(config.run.solved_episodes)
@@ -151,6 +158,7 @@ class Learner:
                 frame_skip=config.environment.frame_skip,
                 version=self.version,
                 versions=versions,
+                evaluate=self._evaluate,
                 checkpoint=lambda: self._save(trainer, path, agent.spaces, before),
                 checkpoint_seconds=config.checkpoint.interval_seconds,
                 stop=self.stop,
@@ -158,7 +166,7 @@ class Learner:
             # broker -> inference -> policy -> assembler
             self.inference.serve_with(self._serving(agent, path.writer, recovered, checkpoint is not None))
             self._save(trainer, path, agent.spaces, before)  # a learner that dies early is resumed like any other
-            parts = Parts(self.inference, training, path, self.ledger, self.episodes, self.evaluations)
+            parts = Parts(self.inference, training, path, self.ledger, self.episodes, self.evaluations, self.evaluation)
             self._run_threads(path, parts, before, inference)
             if self.stop.error is None:
                 self._save(trainer, path, agent.spaces, before)
@@ -182,10 +190,9 @@ class Learner:
 
     def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
-        policy = agent.policy(config.learner.slots, config.run.seed)
-        policy.warm_up()
         assembler = Assembler(agent.layout, config.learner.slots, agent.method.rows_before)
         table = SlotTable(config.learner.slots)
+        self.evaluation = self._evaluation(agent)
         self.roster = Roster(
             spaces=agent.spaces,
             config_hash=config_hash(config),
@@ -203,7 +210,11 @@ class Learner:
             episodes=self.episodes,
             evaluations=self.evaluations,
             gap_reason="learner_restart" if restored else "seam",
+            evaluation=self.evaluation,
         )
+        training = agent.policy(config.learner.slots, config.run.seed)
+        policy = PolicyBySlot(training, self.evaluation.policy, table.evaluates)
+        policy.warm_up()
         recurrent = bool(agent.layout.state_shapes)
         return Serving(policy, self.roster, collector, writer, agent.spaces.observation, agent.exploration, recurrent)
 
@@ -221,6 +232,35 @@ class Learner:
         seconds = DISMISSAL_SHARE * self.drain_seconds
         self.inference.dismiss(self.stop.reason or "error", time.monotonic() + seconds)
         inference.join(seconds + JOIN_SECONDS)
+
+    # Evaluation.
+
+    def _evaluation(self, agent: Agent) -> Evaluation:
+        fixed = agent.another_network()
+        pairs = list(zip(named_variables(fixed), named_variables(agent.network), strict=True))
+
+        def copy() -> None:
+            for (_, mine), (_, theirs) in pairs:
+                mine.assign(theirs)
+
+        slots = self.config.learner.slots
+        self.fixed_network = fixed
+        policy = agent.policy(slots, self.config.run.seed, fixed)
+        return Evaluation(policy, copy, self.config.evaluation.episodes, slots)
+
+    def _evaluate(self) -> bool:
+        """Takes a finished round and begins the next; whether the task is solved, with its weights kept."""
+        target, result = self.config.evaluation.solved_return, self.evaluation.take()
+        if result is not None and target is not None and result.mean >= target:
+            named = named_variables(self.fixed_network)
+            self.solved_weights = {NETWORK + name: np.array(variable.numpy()) for name, variable in named}
+            log.info("solved: mean return %.2f of %d episodes of fixed weights", result.mean, len(result.returns))
+            return True
+        slots = self.roster.table.evaluating()
+        if len(slots) and self.evaluation.idle:
+            version = self._version()
+            self.inference.at_rest(lambda: self.evaluation.begin(self.roster.table.evaluating(), version), CUT_SECONDS)
+        return False
 
     # Checkpoints.
 
@@ -257,7 +297,8 @@ class Learner:
             spaces=spaces.to_wire(),
             **path.books(),
         )
-        save(self.directory.checkpoints, trainer.snapshot(), meta, self.config.checkpoint.keep)
+        arrays = {**trainer.snapshot(), **self.solved_weights}
+        save(self.directory.checkpoints, arrays, meta, self.config.checkpoint.keep)
 
     def _enter(self, gate: threading.Lock) -> bool:
         """Waits for the gate, which the writer holds for as long as Redis is away; False where a stop comes meanwhile.

@@ -74,6 +74,7 @@ class SlotTable:
 
     def __init__(self, slots: int) -> None:
         self.capacity = slots
+        self.evaluates = np.zeros(slots, np.bool_)  # by slot
         self._free = list(range(slots))
         self._members: dict[tuple[int, int], Member] = {}
 
@@ -90,6 +91,11 @@ class SlotTable:
     def get(self, worker: int, run: int) -> Member | None:
         return self._members.get((worker, run))
 
+    def evaluating(self) -> npt.NDArray[np.int32]:
+        """Slots of evaluation environments that are there now."""
+        groups = [group.slots for member in list(self._members.values()) for group in member.groups if group.evaluation]
+        return np.concatenate(groups) if groups else np.zeros(0, np.int32)
+
     def runs_of(self, worker: int) -> list[Member]:
         return [member for member in self._members.values() if member.worker == worker]
 
@@ -104,6 +110,7 @@ class SlotTable:
             groups.append(Group(slots, ids, run, evaluation))
             offset += size
         member = Member(worker, worker_id, run, groups)
+        self.evaluates[member.slots()] = evaluation
         self._members[worker, run] = member
         return member
 

@@ -58,6 +58,7 @@ class TrainingLoop:
         frame_skip: Environment frames per agent step.
         version: Updates applied before: a resumed run goes on above the largest version ever published.
         versions: Reserves versions before they are published.
+        evaluate: Called between updates: whether an evaluation has solved the task.
         checkpoint: Called between updates when one is due.
         checkpoint_seconds: How often.
         stop: Ends the loop.
@@ -74,6 +75,7 @@ class TrainingLoop:
         frame_skip: int,
         version: int,
         versions: Versions,
+        evaluate: Callable[[], bool],
         checkpoint: Callable[[], None],
         checkpoint_seconds: float,
         stop: StopToken,
@@ -85,6 +87,7 @@ class TrainingLoop:
         self._limits = limits
         self._frame_skip = frame_skip
         self._versions = versions
+        self._evaluate = evaluate
         self._checkpoint = checkpoint
         self._checkpoint_seconds = checkpoint_seconds
         self._stop = stop
@@ -126,7 +129,8 @@ class TrainingLoop:
 
     def _judge(self, started: float | None) -> None:
         limits = self._limits
-        if limits.solved_return is not None and self._episodes.solved(limits.solved_return):
+        by_training = limits.solved_return is not None and self._episodes.solved(limits.solved_return)
+        if by_training or self._evaluate():
             self._stop.stop("solved")
         elif limits.max_steps is not None and self._ledger.agent_steps >= limits.max_steps:
             self._stop.stop("max_steps")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from pipeline.config.evaluation import EvaluationSection
 from pipeline.config.r2d2 import R2d2Section
 from pipeline.config.replay import ReplaySection
 from pipeline.config.section import Section
@@ -341,6 +342,8 @@ class Config(Section):
     """The V-trace loss."""
     r2d2: R2d2Section = Field(default_factory=R2d2Section)
     """R2D2: its loss and its exploration."""
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    """Evaluation beside training."""
     replay: ReplaySection = Field(default_factory=ReplaySection)
     """The replay of off-policy algorithms: what is kept, and how it is sampled."""
     store: StoreSection = Field(default_factory=StoreSection)
@@ -369,11 +372,15 @@ class Config(Section):
                 f"r2d2.burn_in = {self.r2d2.burn_in} rows are not fewer than the learnt ones, "
                 f"training.unroll_length = {self.training.unroll_length}"
             )
-        if workers.count * workers.envs > learner.slots:
+        evaluating = self.evaluation.workers * self.evaluation.envs
+        if workers.count * workers.envs + evaluating > learner.slots:
             raise ValueError(
-                f"workers.count = {workers.count} times workers.envs = {workers.envs} environments do not fit "
-                f"learner.slots = {learner.slots}"
+                f"workers.count = {workers.count} times workers.envs = {workers.envs} environments"
+                + (f" and {evaluating} that evaluate" if evaluating else "")
+                + f" do not fit learner.slots = {learner.slots}"
             )
+        if self.evaluation.solved_return is not None and not self.evaluation.workers:
+            raise ValueError("evaluation.solved_return needs evaluation.workers")
         if self.broker.min_rows > learner.inference_batch:
             raise ValueError(
                 f"broker.min_rows = {self.broker.min_rows} can never be reached in "

@@ -31,7 +31,7 @@ import click
 
 from pipeline import logs
 from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
-from pipeline.config.tree import Config
+from pipeline.config.tree import Config, WorkersSection
 from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError
 from pipeline.launch.children import Children, error_line, last_logged
 from pipeline.launch.processes import (
@@ -198,7 +198,7 @@ def _budgets(config: Config, embedded_store: bool) -> dict[str, int]:
     services = [STORE] if embedded_store else []
     services += [BROKER] if config.broker.placement == "process" else []
     budgets = dict.fromkeys([*services, LEARNER], config.learner.restart_budget)
-    return budgets | {f"worker-{i}": config.workers.restart_budget for i in range(config.workers.count)}
+    return budgets | dict.fromkeys(_workers(config), config.workers.restart_budget)
 
 
 def _resolved(loaded: Loaded, folder: Path, embedded_store: EmbeddedServer | None) -> Config:
@@ -225,13 +225,24 @@ def _commands(config: Config, directory: RunDirectory, folder: Path) -> dict[str
         LEARNER: [*base, "learner", "--config", shared, "--run-dir", str(directory.path)],
         BROKER: [*base, "broker", "--config", shared],
     }
-    for i in range(config.workers.count):
-        name = f"worker-{i}"
-        own = f"{config.workers.id}-{i}" if config.workers.id else name
-        section = config.workers.model_copy(update={"id": own})
+    for name, section in _workers(config).items():
         file = _written(folder / f"{name}.yaml", config.model_copy(update={"workers": section}))
         commands[name] = [*base, "worker", "--config", file]
     return commands
+
+
+def _workers(config: Config) -> dict[str, WorkersSection]:
+    """component -> its section: the workers that train, and those that evaluate."""
+    prefix = f"{config.workers.id}-" if config.workers.id else ""
+    training: dict[str, dict[str, Any]] = {f"worker-{i}": {} for i in range(config.workers.count)}
+    evaluating = {
+        f"eval-{i}": {"mode": "eval", "envs": config.evaluation.envs, "groups": 1}
+        for i in range(config.evaluation.workers)
+    }
+    return {
+        name: config.workers.model_copy(update={"id": f"{prefix}{name}", **update})
+        for name, update in (training | evaluating).items()
+    }
 
 
 def _environment(folder: Path) -> dict[str, str]:

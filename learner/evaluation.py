@@ -1,0 +1,113 @@
+"""Rounds of evaluation episodes under fixed weights.
+
+A round begins with a copy of the weights. Each evaluation environment then plays its share of episodes, assigned
+beforehand and waited for, so that short ones are not favoured; what was going on when the round began does not count.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.policies import Acting
+from pipeline.rows import FIRST, TERMINATED, TRUNCATED
+
+Array = npt.NDArray[Any]
+
+
+class Result(NamedTuple):
+    """A finished round: returns of its episodes, and the policy version that played them."""
+
+    returns: list[float]
+    version: int
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+
+class Evaluation:
+    """One round after the other: ``begin`` and ``observe`` on the inference thread, ``take`` on the training thread.
+
+    Args:
+        policy: Acts with the fixed copy.
+        copy_weights: Makes the copy.
+        episodes: Of a round, at least; each environment plays as many as every other.
+        slots: How many slots there are.
+    """
+
+    def __init__(self, policy: Acting, copy_weights: Callable[[], None], episodes: int, slots: int) -> None:
+        self.policy = policy
+        self._copy_weights = copy_weights
+        self._episodes = episodes
+        self._lock = threading.Lock()
+        self._counts = np.zeros(slots, np.bool_)  # the slot's episode began in this round
+        self._share = 0
+        self._returns: dict[int, list[float]] = {}  # by slot: of the environments there were when the round began
+        self._version = -1
+        self._result: Result | None = None
+        self.last: Result | None = None
+        self.rounds = 0
+
+    @property
+    def idle(self) -> bool:
+        """No round goes on."""
+        return not self._returns
+
+    def begin(self, slots: Array, version: int) -> None:
+        """Begins a round with the weights as they are, played by the environments of ``slots``; none: no round."""
+        with self._lock:
+            self._counts[:] = False
+            self._returns = {int(slot): [] for slot in slots}
+            self._result = None
+            self._version = version
+            if len(slots):
+                self._share = -(-self._episodes // len(slots))
+                self._copy_weights()
+
+    def abandon(self) -> None:
+        """Environments came or went: the round is void."""
+        with self._lock:
+            self._returns = {}
+            self._result = None
+
+    def observe(self, slots: Array, rows: Array) -> None:
+        """Rows of evaluation environments in order: of each slot at most a final row and a first one.
+
+        Args:
+            slots: int ``[n]``.
+            rows: ``pipeline.rows.ROW`` ``[n]``.
+        """
+        final = (rows["flags"] & (TERMINATED | TRUNCATED)) != 0
+        with self._lock:
+            for slot, value in zip(slots[final].tolist(), rows["episode_return"][final].tolist(), strict=True):
+                if self._counts[slot] and len(self._returns.get(slot, ())) < self._share:
+                    self._returns[slot].append(value)
+                self._counts[slot] = False
+            first = slots[(rows["flags"] & FIRST) != 0]
+            self._counts[first] = True
+            if final.any() and self._returns and all(len(r) >= self._share for r in self._returns.values()):
+                returns = [value for played in self._returns.values() for value in played]
+                self._result = Result(returns, self._version)
+                self._returns = {}
+
+    def take(self) -> Result | None:
+        """The finished round, once."""
+        with self._lock:
+            result, self._result = self._result, None
+            if result is not None:
+                self.last, self.rounds = result, self.rounds + 1
+            return result
+
+    def status(self) -> dict[str, Any]:
+        """For ``summary.json``."""
+        last = self.last
+        return {
+            "rounds": self.rounds,
+            "last_return_mean": last.mean if last else None,
+            "last_version": last.version if last else None,
+        }

@@ -1,0 +1,18 @@
+"""The section `evaluation`: environments that only evaluate, and when a run is solved by them."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipeline.config.section import Section
+
+
+class EvaluationSection(Section):
+    workers: int = Field(0, ge=0)
+    """Evaluation worker processes under `seedmq run`: they act greedily and feed nothing into the store."""
+    envs: int = Field(20, gt=0)
+    """Environments of each, in one group."""
+    episodes: int = Field(20, gt=0)
+    """Episodes of a round, all played with one fixed copy of the weights; each environment plays its even share."""
+    solved_return: float | None = None
+    """Stop at the first round whose mean return reaches this, and save the weights that played it."""
