@@ -109,9 +109,8 @@ def test_books_close_whatever_dies_between_two_checkpoints(commands, until):
     run.end()
 
 
-@pytest.mark.parametrize("fault", ["hang_gil", "segfault"])
-def test_an_environment_that_breaks_once_is_made_anew(commands, fault):
-    values = counter(fault, once=str(commands.cwd / "happened"))
+def test_an_environment_that_hangs_once_is_made_anew(commands):
+    values = counter("hang_gil", once=str(commands.cwd / "happened"))
     arguments = settings(*values, "run.max_steps=2000")
     result = commands.run("run", PRESET, *SMALL, *arguments, "--run-dir", "run", PYTHONPATH=REPOSITORY)
     assert result.returncode == 0, result.stdout
