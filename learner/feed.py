@@ -63,6 +63,9 @@ class Feed(Protocol):
     def done(self, batch: Batch, metrics: Metrics) -> None:
         """An update used the batch: acknowledges and books it. Training thread."""
 
+    def wants_checkpoint(self) -> bool:
+        """A checkpoint is due before its time: what waits for it fills the store. Training thread."""
+
     def why_waiting(self) -> str:
         """In words, what a training loop without a batch waits for. Any thread."""
 

@@ -70,6 +70,8 @@ class FifoFeed:
         depth: Prepared batches that may wait.
         max_lag: Unrolls whose oldest row acted more updates ago are dropped and counted; None: never.
         version: Reads the current policy version.
+        keep: Acknowledge only what a checkpoint covers, and ask for one when so many unrolls wait for it; None:
+            acknowledge after each update.
         space: Set after each acknowledgement: there is room in the store.
         stop: Ends the thread.
     """
@@ -86,9 +88,12 @@ class FifoFeed:
         depth: int,
         max_lag: int | None,
         version: Callable[[], int],
+        keep: int | None,
         space: threading.Event,
         stop: StopToken,
     ) -> None:
+        self._keep = keep
+        self.kept: list[Item] = []  # used by updates that no checkpoint covers yet; training thread
         self._make_store = make_store
         self._training_store = training_store
         self._layout = layout
@@ -110,9 +115,23 @@ class FifoFeed:
 
     def done(self, batch: Batch, metrics: Metrics) -> None:
         with self._ledger.gate:
-            self._training_store.acknowledge(batch.handles)
+            if self._keep is None:
+                self._training_store.acknowledge(batch.handles)
+            else:
+                self.kept += batch.handles
             self._ledger.trained(batch.valid)
         self._space.set()
+
+    def wants_checkpoint(self) -> bool:
+        return self._keep is not None and len(self.kept) >= self._keep
+
+    def acknowledge_kept(self) -> None:
+        """A checkpoint covers what was kept. Training thread."""
+        if self.kept:
+            with self._ledger.gate:
+                self._training_store.acknowledge(self.kept)
+            self.kept = []
+            self._space.set()
 
     def why_waiting(self) -> str:
         return "training waits for unrolls: inference and workers are slower"

@@ -25,7 +25,7 @@ from pipeline.ledger import EVICTED, Ledger
 from pipeline.stopping import StopToken
 from pipeline.store import codec
 from pipeline.store.backends import Stores
-from pipeline.store.interface import Fifo, Replay, StoreCounts
+from pipeline.store.interface import Fifo, Item, Replay, StoreCounts
 
 LEARNER_ID = "learner"
 
@@ -41,6 +41,7 @@ class Path(NamedTuple):
         restore: Closes a predecessor's books. Training thread.
         books: What the path adds to a checkpoint.
         status: What the path adds to the status.
+        saved: A checkpoint was written. Training thread.
         release: At the drain: what still waits for room may go on where room can be made.
         close: Closes the training thread's connection.
     """
@@ -53,6 +54,7 @@ class Path(NamedTuple):
     restore: Callable[[Checkpoint], Recovered]
     books: Callable[[], dict[str, Any]]
     status: Callable[[], dict[str, Any]]
+    saved: Callable[[], None]
     release: Callable[[], None]
     close: Callable[[], None]
 
@@ -121,12 +123,22 @@ def _fifo(context: Context) -> Path:
         depth=config.training.prefetch_batches,
         max_lag=config.training.max_lag,
         version=context.version,
+        keep=max(1, config.store.capacity // 2) if config.store.ack == "checkpoint" else None,
         space=space,
         stop=context.threads_stop,
     )
 
     def view() -> StoreView:
-        return StoreView(store.epoch(), store.counts(), by_place(store.stored_index()))
+        """As if what was kept for the checkpoint were acknowledged: it is once that is written."""
+        counts, kept = store.counts(), sum(item.valid for item in feed.kept)
+        acknowledged, waiting = counts.acknowledged_total + kept, counts.waiting - kept
+        counts = counts._replace(acknowledged_total=acknowledged, waiting=waiting)
+        return StoreView(store.epoch(), counts, by_place(store.stored_index()))
+
+    def restore(checkpoint: Checkpoint) -> Recovered:
+        # A predecessor that died between its checkpoint and the acknowledgement left what that covers.
+        store.acknowledge([Item(handle, valid, b"") for handle, valid in checkpoint.meta["kept"]])
+        return recover(checkpoint, view(), ledger, OLDEST)
 
     return Path(
         writer=writer,
@@ -134,9 +146,10 @@ def _fifo(context: Context) -> Path:
         epochs=epochs,
         view=view,
         begin=store.clear,
-        restore=lambda checkpoint: recover(checkpoint, view(), ledger, OLDEST),
-        books=dict,
+        restore=restore,
+        books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept]},
         status=dict,
+        saved=feed.acknowledge_kept,
         release=lambda: None,
         close=store.close,
     )
@@ -210,6 +223,7 @@ def _replay(context: Context) -> Path:
         restore=restore,
         books=lambda: {"sampled_unrolls": limiter.samples},
         status=lambda: {"replay": sampling.status()},
+        saved=lambda: None,
         release=sampling.release_inserts,
         close=store.close,
     )

@@ -224,6 +224,9 @@ class ReplayFeed:
         self._updates.append((ids[finite].tolist(), priorities[finite].tolist()))
         self._ledger.trained(batch.valid)
 
+    def wants_checkpoint(self) -> bool:
+        return False
+
     def why_waiting(self) -> str:
         return f"training {self._sampling.why_no_sample(self._batch_size) or 'waits for the store'}"
 

@@ -299,6 +299,7 @@ class Learner:
         )
         arrays = {**trainer.snapshot(), **self.solved_weights}
         save(self.directory.checkpoints, arrays, meta, self.config.checkpoint.keep)
+        path.saved()
 
     def _enter(self, gate: threading.Lock) -> bool:
         """Waits for the gate, which the writer holds for as long as Redis is away; False where a stop comes meanwhile.

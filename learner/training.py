@@ -112,7 +112,7 @@ class TrainingLoop:
             self.wait_seconds += now - began
             if batch is not None:
                 self._update(batch)
-            if now - saved > self._checkpoint_seconds:
+            if now - saved > self._checkpoint_seconds or self._feed.wants_checkpoint():
                 self._checkpoint()
                 saved = time.monotonic()
             self._judge(started())

@@ -31,8 +31,9 @@ def summary(path):
 def going(commands, until):
     """A run that has trained a little: (process, run directory)."""
 
-    def start():
-        process = commands.start("run", PRESET, *SMALL, *settings("run.solved_return=null"), "--run-dir", "run")
+    def start(*more):
+        values = settings("run.solved_return=null", *more)
+        process = commands.start("run", PRESET, *SMALL, *values, "--run-dir", "run")
         directory = commands.cwd / "run"
 
         def training():
@@ -163,6 +164,21 @@ def test_dead_learner_is_resumed(commands, going, until):
     code, output = ended(process, 10)
     assert code == 143, output
     assert summary(directory)["ledger"]["error"] == 0
+
+
+def test_kept_until_a_checkpoint_nothing_is_rolled_back(commands, going, until):
+    process, directory = going("store.ack=checkpoint", "checkpoint.interval_seconds=2")
+    until(lambda: summary(directory)["updates"] > 20, START_SECONDS, "some updates")
+    (learner,) = commands.find("learner --config")
+    updates = summary(directory)["updates"]
+    os.kill(learner, signal.SIGKILL)
+    until(lambda: commands.find("--resume"), 15, "a learner that resumes")
+    until(lambda: summary(directory).get("updates", 0) > updates + 5, START_SECONDS, "training goes on")
+    process.send_signal(signal.SIGTERM)
+    code, output = ended(process, 10)
+    assert code == 143, output
+    ledger = summary(directory)["ledger"]
+    assert (ledger["error"], ledger["rolled_back"]) == (0, 0), ledger
 
 
 def test_dead_store_is_started_again(commands, going, until):
