@@ -40,6 +40,7 @@ _SAME_ON_RESUME = (
     "environment.stack_padding",
     "network",
     "training.algorithm",
+    "r2d2.burn_in",
 )
 
 

@@ -16,8 +16,10 @@ import tensorflow as tf
 
 from learner.frame_stack import stacked_shape
 from learner.networks.layers import Activation, Conv, DenseStack, Initializer, glorot_uniform, orthogonal
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SpaceError
 from pipeline.spaces import Leaf, Spaces
+
+LARGEST_ONE_HOT = 4096
 
 
 class Convolutions(Protocol):
@@ -80,6 +82,11 @@ def _scale(x: tf.Tensor) -> float:
 
 
 def _features_size(leaf: Leaf, shape: tuple[int, ...]) -> int:
+    if leaf.n > LARGEST_ONE_HOT:
+        raise SpaceError(
+            f"observation {leaf.path!r}: Discrete({leaf.n}) is fed one-hot, meant for at most {LARGEST_ONE_HOT} values: "
+            "use a network of your own that embeds it (network.name: package.module:Class)"
+        )
     return leaf.n if leaf.kind == "discrete" else math.prod(shape)
 
 

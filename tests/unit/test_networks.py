@@ -258,3 +258,10 @@ def test_a_network_of_ones_own():
 def test_a_network_without_step_and_unroll_is_refused():
     with pytest.raises(TypeError, match="neither"):
         type("Empty", (Network,), {})
+
+
+def test_a_huge_discrete_observation_is_refused_by_name() -> None:
+    leaf = Leaf("where", "discrete", "int64", (), n=10**6)
+    spaces = Spaces((leaf,), Leaf("action", "discrete", "int64", (), n=2))
+    with pytest.raises(SpaceError, match=r"'where': Discrete\(1000000\) is fed one-hot"):
+        build_network(spaces, distribution_for(spaces.action), NetworkSection(), 1)
