@@ -83,6 +83,8 @@ class Session:
         self._broker = "connecting"
         self._complained_at = now
         self._malformed = 0
+        self._held_said_at = now - COMPLAINT_SECONDS
+        self._held_said = False
 
     @property
     def stopping(self) -> bool:
@@ -266,10 +268,24 @@ class Session:
     def _alive(self, message: Message, now: float) -> list[Action]:
         _, state, reason = fields_of(message, int, str, str)
         if state == "held_back":
-            return self._change(state, f"held back: {reason}; not stepping until the learner catches up")
+            return self._held_back(reason, now)
         if state == "no_learner":
             return self._change(state, f"no learner: {reason or 'none is connected'}; not stepping until one is back")
+        if self._broker == "held_back":
+            self._broker = state
+            return [Say("info", "the learner serves")] if self._held_said else []
         return self._change(state, "the learner serves")
+
+    def _held_back(self, reason: str, now: float) -> list[Action]:
+        """Back-pressure comes and goes as it should: said once a minute."""
+        if self._broker == "held_back":
+            return []
+        self._broker = "held_back"
+        self._held_said = now >= self._held_said_at + COMPLAINT_SECONDS
+        if not self._held_said:
+            return []
+        self._held_said_at = now
+        return [Say("warning", f"held back: {reason}; not stepping until the learner catches up")]
 
     def _unknown(self, message: Message, now: float) -> list[Action]:
         if not self._joined:

@@ -84,7 +84,7 @@ def _scale(x: tf.Tensor) -> float:
 def _features_size(leaf: Leaf, shape: tuple[int, ...]) -> int:
     if leaf.n > LARGEST_ONE_HOT:
         raise SpaceError(
-            f"observation {leaf.path!r}: Discrete({leaf.n}) is fed one-hot, meant for at most {LARGEST_ONE_HOT} values: "
+            f"observation {leaf.path!r}: Discrete({leaf.n}) is fed one-hot, for {LARGEST_ONE_HOT} values at most: "
             "use a network of your own that embeds it (network.name: package.module:Class)"
         )
     return leaf.n if leaf.kind == "discrete" else math.prod(shape)

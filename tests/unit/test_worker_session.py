@@ -300,3 +300,14 @@ def test_anew_abandons_the_episodes_of_what_is_unanswered():
     assert stage.session.outstanding() == []
     (step,) = stage.stepped(1)
     assert fields(step)[1:3] == [1, 2]
+
+
+def test_back_pressure_that_comes_and_goes_is_said_once_a_minute():
+    stage = Stage().serve()
+    texts = []
+    for _ in range(90):
+        texts += said(stage.get(Kind.ALIVE, "held_back", "the store is full"))
+        texts += said(stage.get(Kind.ALIVE, "serving", ""))
+        stage.tick(1.0)
+    held = "held back: the store is full; not stepping until the learner catches up"
+    assert texts == [held, "the learner serves"] * 2
