@@ -70,27 +70,28 @@ class Feed(Protocol):
         """In words, what a training loop without a batch waits for. Any thread."""
 
 
-class Ready:
-    """The bounded hand-over of batches from the prefetch thread to the training thread."""
+class ReadyFeed:
+    """The half that feeds share: the bounded hand-over from the prefetch thread to the training thread."""
 
     def __init__(self, depth: int, stop: StopToken) -> None:
-        self._queue: queue.Queue[Batch] = queue.Queue(depth)
+        self._ready: queue.Queue[Batch] = queue.Queue(depth)
         self._stop = stop
 
-    def __len__(self) -> int:
-        return self._queue.qsize()
+    @property
+    def waiting(self) -> int:
+        return self._ready.qsize()
 
     def get(self, timeout_seconds: float) -> Batch | None:
         try:
-            return self._queue.get(timeout=timeout_seconds)
+            return self._ready.get(timeout=timeout_seconds)
         except queue.Empty:
             return None
 
-    def put(self, batch: Batch) -> None:
-        """Waits for room, until the token stops."""
+    def hand_over(self, batch: Batch) -> None:
+        """Waits for room, until the token stops. Prefetch thread."""
         while not self._stop.stopped:
             try:
-                self._queue.put(batch, timeout=QUEUE_SECONDS)
+                self._ready.put(batch, timeout=QUEUE_SECONDS)
                 return
             except queue.Full:
                 continue

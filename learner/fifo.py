@@ -11,7 +11,7 @@ from typing import Any
 
 from learner.assembler import Unroll
 from learner.epochs import Epochs
-from learner.feed import Batch, Ready, Versions
+from learner.feed import Batch, ReadyFeed, Versions
 from learner.trainer import Metrics, Trainer
 from pipeline.ledger import Ledger
 from pipeline.stopping import StopToken
@@ -57,7 +57,7 @@ class FifoSink:
         self._store.close()
 
 
-class FifoFeed:
+class FifoFeed(ReadyFeed):
     """Takes and prepares batches; acknowledges what an update used.
 
     Args:
@@ -103,15 +103,7 @@ class FifoFeed:
         self._max_lag = max_lag
         self._version = version
         self._space = space
-        self._stop = stop
-        self._ready = Ready(depth, stop)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._ready)
-
-    def get(self, timeout_seconds: float) -> Batch | None:
-        return self._ready.get(timeout_seconds)
+        super().__init__(depth, stop)
 
     def done(self, batch: Batch, metrics: Metrics) -> None:
         with self._ledger.gate:
@@ -142,7 +134,7 @@ class FifoFeed:
             while not self._stop.stopped:
                 items = self._take(store)
                 if len(items) == self._batch_size:
-                    self._ready.put(self._prepare(items))
+                    self.hand_over(self._prepare(items))
         finally:
             store.close()
 

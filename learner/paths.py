@@ -155,9 +155,19 @@ def _fifo(context: Context) -> Path:
     )
 
 
+def _sampling(config: Config) -> Sampling:
+    settings = config.replay
+    limiter = Limiter(
+        samples_per_insert=settings.samples_per_insert,
+        min_size=settings.min_size,
+        tolerance=settings.tolerance or 2.0 * config.training.batch_size,
+        hold_inserts=settings.hold_inserts,
+    )
+    return Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter)
+
+
 def _replay(context: Context) -> Path:
     config, agent, ledger = context.config, context.agent, context.ledger
-    settings = config.replay
 
     def connect() -> Replay:
         return context.stores.replay(LEARNER_ID, context.threads_stop)
@@ -165,13 +175,7 @@ def _replay(context: Context) -> Path:
     store = context.stores.replay(LEARNER_ID, context.stop)
     space, epochs, encode = threading.Event(), Epochs(ledger), _encoder(context)
     store.check(agent.layout.nbytes)
-    limiter = Limiter(
-        samples_per_insert=settings.samples_per_insert,
-        min_size=settings.min_size,
-        tolerance=settings.tolerance or 2.0 * config.training.batch_size,
-        hold_inserts=settings.hold_inserts,
-    )
-    sampling = Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter)
+    sampling = _sampling(config)
     writer = UnrollWriter(
         lambda: ReplaySink(
             store=connect(),
@@ -195,7 +199,7 @@ def _replay(context: Context) -> Path:
         sampling=sampling,
         batch_size=config.training.batch_size,
         depth=config.training.prefetch_batches,
-        importance_exponent=settings.importance_exponent,
+        importance_exponent=config.replay.importance_exponent,
         seed=config.run.seed,
         version=context.version,
         space=space,
@@ -209,9 +213,7 @@ def _replay(context: Context) -> Path:
 
     def restore(checkpoint: Checkpoint) -> Recovered:
         recovered = recover(checkpoint, view(), ledger, EVICTED)
-        entries = store.entries()
-        sampling.index.rebuild(entries.ids, entries.priorities)
-        limiter.restore(store.counts().inserted_items, int(checkpoint.meta["sampled_unrolls"]))
+        sampling.restore(store, int(checkpoint.meta["sampled_unrolls"]))
         return recovered
 
     return Path(
@@ -221,7 +223,7 @@ def _replay(context: Context) -> Path:
         view=view,
         begin=store.clear,
         restore=restore,
-        books=lambda: {"sampled_unrolls": limiter.samples},
+        books=lambda: {"sampled_unrolls": sampling.limiter.samples},
         status=lambda: {"replay": sampling.status()},
         saved=lambda: None,
         release=sampling.release_inserts,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from learner.algorithms.r2d2 import IMPORTANCE_WEIGHT, PRIORITY
 from learner.assembler import Unroll
 from learner.epochs import Epochs
-from learner.feed import Batch, Ready, Versions
+from learner.feed import Batch, ReadyFeed, Versions
 from learner.limiter import Limiter
 from learner.priorities import initial_priorities
 from learner.replay_index import ReplayIndex, importance_weights
@@ -54,6 +54,13 @@ class Sampling:
         """At the drain: the last unrolls are inserted whoever is ahead."""
         with self._lock:
             self.limiter.hold_inserts = False
+
+    def restore(self, store: Replay, sampled: int) -> None:
+        """Goes on with a predecessor's replay, of which ``sampled`` unrolls were sampled."""
+        entries = store.entries()
+        with self._lock:
+            self.index.rebuild(entries.ids, entries.priorities)
+            self.limiter.restore(store.counts().inserted_items, sampled)
 
     def begin_again(self) -> None:
         """The store lost its data."""
@@ -157,7 +164,7 @@ class Handles(NamedTuple):
     ids: npt.NDArray[np.int64]
 
 
-class ReplayFeed:
+class ReplayFeed(ReadyFeed):
     """Samples and prepares batches; takes new priorities to index and store.
 
     Args:
@@ -204,17 +211,9 @@ class ReplayFeed:
         self._rng = np.random.default_rng(seed)
         self._version = version
         self._space = space
-        self._stop = stop
-        self._ready = Ready(depth, stop)
+        super().__init__(depth, stop)
         # Bounded: one entry per batch in flight, and those are bounded by ``depth``.
         self._updates: deque[tuple[list[int], list[float]]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._ready)
-
-    def get(self, timeout_seconds: float) -> Batch | None:
-        return self._ready.get(timeout_seconds)
 
     def done(self, batch: Batch, metrics: Metrics) -> None:
         priorities = metrics.fetch_unrolls()[PRIORITY].astype(np.float64)
@@ -239,7 +238,7 @@ class ReplayFeed:
                     self._space.set()
                     batch = self._sample(store)
                     if batch is not None:
-                        self._ready.put(batch)
+                        self.hand_over(batch)
                 else:
                     self._stop.wait(LIMITED_SECONDS)
             self._send_priorities(store)
