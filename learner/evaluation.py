@@ -48,7 +48,7 @@ class Evaluation:
         self._counts = np.zeros(slots, np.bool_)  # the slot's episode began in this round
         self._share = 0
         self._returns: dict[int, list[float]] = {}  # by slot: of the environments there were when the round began
-        self._version = -1
+        self.version = -1  # of the last round
         self._result: Result | None = None
         self.last: Result | None = None
         self.rounds = 0
@@ -64,16 +64,16 @@ class Evaluation:
             self._counts[:] = False
             self._returns = {int(slot): [] for slot in slots}
             self._result = None
-            self._version = version
+            self.version = version
             if len(slots):
                 self._share = -(-self._episodes // len(slots))
                 self._copy_weights()
 
-    def abandon(self) -> None:
-        """Environments came or went: the round is void."""
+    def keep_to(self, slots: Array) -> None:
+        """Voids the round where other environments are there now than those that play it."""
         with self._lock:
-            self._returns = {}
-            self._result = None
+            if self._returns and set(self._returns) != set(slots.tolist()):
+                self._returns = {}
 
     def observe(self, slots: Array, rows: Array) -> None:
         """Rows of evaluation environments in order: of each slot at most a final row and a first one.
@@ -85,14 +85,15 @@ class Evaluation:
         final = (rows["flags"] & (TERMINATED | TRUNCATED)) != 0
         with self._lock:
             for slot, value in zip(slots[final].tolist(), rows["episode_return"][final].tolist(), strict=True):
-                if self._counts[slot] and len(self._returns.get(slot, ())) < self._share:
-                    self._returns[slot].append(value)
+                played = self._returns.get(slot)
+                if played is not None and self._counts[slot] and len(played) < self._share:
+                    played.append(value)
                 self._counts[slot] = False
             first = slots[(rows["flags"] & FIRST) != 0]
             self._counts[first] = True
             if final.any() and self._returns and all(len(r) >= self._share for r in self._returns.values()):
-                returns = [value for played in self._returns.values() for value in played]
-                self._result = Result(returns, self._version)
+                returns = [value for mine in self._returns.values() for value in mine]
+                self._result = Result(returns, self.version)
                 self._returns = {}
 
     def take(self) -> Result | None:

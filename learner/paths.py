@@ -166,6 +166,13 @@ def _sampling(config: Config) -> Sampling:
     return Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter)
 
 
+def _replay_view(store: Replay) -> StoreView:
+    """A replay's books in the FIFO's terms: residents wait, nothing is acknowledged, what is evicted is dropped."""
+    counts = store.counts()
+    same = StoreCounts(counts.inserted_total, 0, counts.evicted_total, counts.resident, counts.items)
+    return StoreView(store.epoch(), same, by_place(store.stored_index()))
+
+
 def _replay(context: Context) -> Path:
     config, agent, ledger = context.config, context.agent, context.ledger
 
@@ -206,13 +213,8 @@ def _replay(context: Context) -> Path:
         stop=context.threads_stop,
     )
 
-    def view() -> StoreView:
-        counts = store.counts()
-        same = StoreCounts(counts.inserted_total, 0, counts.evicted_total, counts.resident, counts.items)
-        return StoreView(store.epoch(), same, by_place(store.stored_index()))
-
     def restore(checkpoint: Checkpoint) -> Recovered:
-        recovered = recover(checkpoint, view(), ledger, EVICTED)
+        recovered = recover(checkpoint, _replay_view(store), ledger, EVICTED)
         sampling.restore(store, int(checkpoint.meta["sampled_unrolls"]))
         return recovered
 
@@ -220,7 +222,7 @@ def _replay(context: Context) -> Path:
         writer=writer,
         feed=feed,
         epochs=epochs,
-        view=view,
+        view=lambda: _replay_view(store),
         begin=store.clear,
         restore=restore,
         books=lambda: {"sampled_unrolls": sampling.limiter.samples},

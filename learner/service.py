@@ -257,8 +257,9 @@ class Learner:
             log.info("solved: mean return %.2f of %d episodes of fixed weights", result.mean, len(result.returns))
             return True
         slots = self.roster.table.evaluating()
-        if len(slots) and self.evaluation.idle:
-            version = self._version()
+        self.evaluation.keep_to(slots)
+        version = self._version()
+        if len(slots) and self.evaluation.idle and version != self.evaluation.version:
             self.inference.at_rest(lambda: self.evaluation.begin(self.roster.table.evaluating(), version), CUT_SECONDS)
         return False
 
