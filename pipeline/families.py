@@ -35,12 +35,6 @@ FAMILIES = (
         "workers.dmlab:DeepMindLab/explore_goal_locations_small-v0",
         "no wheel: build it from source (github.com/google-deepmind/lab)",
     ),
-    Family(
-        "Google Research Football",
-        ("gfootball",),
-        "workers.football:Football/11_vs_11_stochastic-v0",
-        "no wheel: build it from source (github.com/google-research/football)",
-    ),
 )
 
 

@@ -160,6 +160,8 @@ def _sync(section: EnvironmentSection, spec: Any, n: int, mark: Mark | None) -> 
     mode = AutoresetMode(kwargs.pop("autoreset_mode", AutoresetMode.NEXT_STEP))
     if spec.entry_point == ATARI_SINGLE:
         kwargs.setdefault("frameskip", section.frame_skip)
+    elif "frame_skip" in spec.kwargs:  # an environment of ours, or one that names it the same
+        kwargs.setdefault("frame_skip", section.frame_skip)
     wrappers = [load(path, "environment.wrappers") for path in section.wrappers]
 
     def make(index: int) -> Callable[[], Any]:

@@ -99,10 +99,10 @@ def test_envs_lists_every_family_and_imports_none(tmp_path: Path) -> None:
     result = seedmq("envs", cwd=tmp_path)
     assert result.returncode == 0
     lines = result.stdout.splitlines()
-    families = ["classic control", "Atari", "MuJoCo", "Box2D", "ViZDoom", "DeepMind Lab", "Google Research Football"]
+    families = ["classic control", "Atari", "MuJoCo", "Box2D", "ViZDoom", "DeepMind Lab"]
     assert [any(line.startswith(family) for line in lines) for family in families] == [True] * len(families)
     assert all("installed" in line or "pip install" in line or "build it" in line for line in lines)
-    assert "ViZDoom                   installed" in result.stdout
+    assert any(line.split()[:2] == ["ViZDoom", "installed"] for line in lines)
 
 
 def test_keys_are_written_once_and_named(tmp_path: Path) -> None:
