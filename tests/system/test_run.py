@@ -220,6 +220,30 @@ def test_status_of_a_run(commands, going):
     commands.forget_sockets()
 
 
+def test_replay_outlives_a_killed_learner(commands, until):
+    values = ("replay.min_size=40", "replay.capacity=200", "training.batch_size=16", "checkpoint.interval_seconds=1")
+    small = settings(*values, "evaluation.envs=4", "evaluation.episodes=4", "evaluation.solved_return=600")
+    process = commands.start("run", "cartpole_r2d2", *SMALL, *small, "--run-dir", "run")
+    directory = commands.cwd / "run"
+
+    def training():
+        assert process.poll() is None, process.communicate()[0]
+        return summary(directory).get("updates", 0) > 20 and summary(directory)["evaluation"]["rounds"] > 0
+
+    until(training, START_SECONDS, "updates from the replay, and a round of evaluation")
+    (learner,) = commands.find("learner --config")
+    updates = summary(directory)["updates"]
+    os.kill(learner, signal.SIGKILL)
+    until(lambda: commands.find("--resume"), 15, "a learner that resumes")
+    until(lambda: summary(directory).get("updates", 0) > updates + 20, START_SECONDS, "training goes on")
+    process.send_signal(signal.SIGTERM)
+    code, output = ended(process, 10)
+    assert code == 143, output
+    ledger = summary(directory)["ledger"]
+    assert ledger["error"] == 0 and ledger["inserted"] == ledger["resident"] + ledger["evicted"], ledger
+    assert ledger["dropped"].keys() <= {"learner_restart"}, ledger
+
+
 def test_broker_as_a_process(commands):
     arguments = settings("broker.placement=process", "workers.count=2", "run.max_steps=4000")
     result = commands.run("run", PRESET, *SMALL, *arguments, "--run-dir", "run")
