@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -158,12 +158,6 @@ class ReplaySink:
         self._store.close()
 
 
-class Handles(NamedTuple):
-    """A batch's items, in its order: int64 ``[B]``."""
-
-    ids: npt.NDArray[np.int64]
-
-
 class ReplayFeed(ReadyFeed):
     """Samples and prepares batches; takes new priorities to index and store.
 
@@ -217,7 +211,7 @@ class ReplayFeed(ReadyFeed):
 
     def done(self, batch: Batch, metrics: Metrics) -> None:
         priorities = metrics.fetch_unrolls()[PRIORITY].astype(np.float64)
-        ids = batch.handles.ids
+        ids = batch.handles
         finite = np.isfinite(priorities)  # an update that was skipped says nothing
         self._sampling.index.update(ids[finite], priorities[finite])
         self._updates.append((ids[finite].tolist(), priorities[finite].tolist()))
@@ -268,4 +262,4 @@ class ReplayFeed(ReadyFeed):
         batch[IMPORTANCE_WEIGHT] = importance_weights(probabilities, self._beta, self._sampling.index.size)
         versions = Versions.of(batch, self._rows_before, self._version())
         prepared = self._trainer.prepare(batch)
-        return Batch(prepared, Handles(ids), versions.valid, versions.oldest, versions.total)
+        return Batch(prepared, ids, versions.valid, versions.oldest, versions.total)

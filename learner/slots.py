@@ -96,9 +96,6 @@ class SlotTable:
         groups = [group.slots for member in list(self._members.values()) for group in member.groups if group.evaluation]
         return np.concatenate(groups) if groups else np.zeros(0, np.int32)
 
-    def runs_of(self, worker: int) -> list[Member]:
-        return [member for member in self._members.values() if member.worker == worker]
-
     def admit(self, worker: int, worker_id: str, run: int, sizes: list[int], evaluation: bool) -> Member | None:
         """Gives a run its slots, lowest first; None when too few are free."""
         if sum(sizes) > len(self._free):

@@ -48,7 +48,6 @@ class UnrollWriter:
         self._queue: deque[Unroll] = deque()
         self._closing_at: float | None = None
         self._gave_up = False
-        self.held_since: float | None = None  # monotonic seconds since the store takes no more
 
     @property
     def backlog(self) -> int:
@@ -119,6 +118,4 @@ class UnrollWriter:
             if self._closing_at is not None:
                 self._gave_up = True
                 return
-            self.held_since = self.held_since or time.monotonic()
             self._space.wait(FULL_POLL_SECONDS)
-        self.held_since = None

@@ -52,6 +52,18 @@ def ended(process, seconds):
     return process.returncode, output
 
 
+def kill_learner_and_drain(commands, until, process, directory, more_updates):
+    """The learner is killed and another resumes; after ``more_updates`` the run is stopped and drains."""
+    (learner,) = commands.find("learner --config")
+    updates = summary(directory)["updates"]
+    os.kill(learner, signal.SIGKILL)
+    until(lambda: commands.find("--resume"), 15, "a learner that resumes")
+    until(lambda: summary(directory).get("updates", 0) > updates + more_updates, START_SECONDS, "training goes on")
+    process.send_signal(signal.SIGTERM)
+    code, output = ended(process, 10)
+    assert code == 143, output
+
+
 def test_ends_at_max_steps_and_can_be_evaluated(commands):
     result = commands.run("run", PRESET, *SMALL, *settings("run.max_steps=4000"), "--run-dir", "run")
     assert result.returncode == 0, result.stdout
@@ -155,28 +167,14 @@ def test_dead_worker_is_replaced(commands, going, until):
 def test_dead_learner_is_resumed(commands, going, until):
     process, directory = going()
     until(lambda: any((directory / "checkpoints").iterdir()), 30, "a checkpoint")
-    (learner,) = commands.find("learner --config")
-    updates = summary(directory)["updates"]
-    os.kill(learner, signal.SIGKILL)
-    until(lambda: commands.find("--resume"), 15, "a learner that resumes")
-    until(lambda: summary(directory).get("updates", 0) > updates + 5, START_SECONDS, "training goes on")
-    process.send_signal(signal.SIGTERM)
-    code, output = ended(process, 10)
-    assert code == 143, output
+    kill_learner_and_drain(commands, until, process, directory, 5)
     assert summary(directory)["ledger"]["error"] == 0
 
 
 def test_kept_until_a_checkpoint_nothing_is_rolled_back(commands, going, until):
     process, directory = going("store.ack=checkpoint", "checkpoint.interval_seconds=2")
     until(lambda: summary(directory)["updates"] > 20, START_SECONDS, "some updates")
-    (learner,) = commands.find("learner --config")
-    updates = summary(directory)["updates"]
-    os.kill(learner, signal.SIGKILL)
-    until(lambda: commands.find("--resume"), 15, "a learner that resumes")
-    until(lambda: summary(directory).get("updates", 0) > updates + 5, START_SECONDS, "training goes on")
-    process.send_signal(signal.SIGTERM)
-    code, output = ended(process, 10)
-    assert code == 143, output
+    kill_learner_and_drain(commands, until, process, directory, 5)
     ledger = summary(directory)["ledger"]
     assert (ledger["error"], ledger["rolled_back"]) == (0, 0), ledger
 
@@ -231,14 +229,7 @@ def test_replay_outlives_a_killed_learner(commands, until):
         return summary(directory).get("updates", 0) > 20 and summary(directory)["evaluation"]["rounds"] > 0
 
     until(training, START_SECONDS, "updates from the replay, and a round of evaluation")
-    (learner,) = commands.find("learner --config")
-    updates = summary(directory)["updates"]
-    os.kill(learner, signal.SIGKILL)
-    until(lambda: commands.find("--resume"), 15, "a learner that resumes")
-    until(lambda: summary(directory).get("updates", 0) > updates + 20, START_SECONDS, "training goes on")
-    process.send_signal(signal.SIGTERM)
-    code, output = ended(process, 10)
-    assert code == 143, output
+    kill_learner_and_drain(commands, until, process, directory, 20)
     ledger = summary(directory)["ledger"]
     assert ledger["error"] == 0 and ledger["inserted"] == ledger["resident"] + ledger["evicted"], ledger
     assert ledger["dropped"].keys() <= {"learner_restart"}, ledger
