@@ -1,4 +1,4 @@
-"""Acting on several inference devices: each slot lives on one of them, so its recurrent state never moves."""
+"""Acting with several policies: one for each inference device, where a slot stays for good, and one that evaluates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.policy import PolicyRows
+from pipeline.stopping import OwnedThread, StopToken
 
 Array = npt.NDArray[Any]
 
@@ -65,6 +66,8 @@ class SplitPending:
 class PolicyBySlot:
     """Slots of evaluation environments act with another policy than those that train.
 
+    ``WarmUp`` traces that other policy before the first of them is admitted, so ``warm_up`` does not.
+
     Args:
         training: For most slots.
         evaluation: For those that ``evaluates`` names.
@@ -92,7 +95,41 @@ class PolicyBySlot:
 
     def warm_up(self) -> None:
         self._training.warm_up()
-        self._evaluation.warm_up()
+
+
+class WarmUp:
+    """Traces a policy that nobody acts with yet: at once, or when it is first asked for, on a thread of its own.
+
+    Tracing takes about a second, in which whoever acts with other policies goes on.
+
+    Args:
+        policy: Owned by this thread until ``ready`` says True.
+        stop: Stopped with the error of a policy that cannot be traced.
+    """
+
+    def __init__(self, policy: Acting, stop: StopToken) -> None:
+        self._policy = policy
+        self._thread = OwnedThread("evaluation-warm-up", self._trace, stop)
+        self._done = False
+
+    def now(self) -> None:
+        """Traces on the caller's thread; before the first ``ready``."""
+        self._trace()
+
+    def ready(self) -> bool:
+        """Whether the policy is traced; the first call begins it. One thread; never blocks."""
+        if not self._done and self._thread.ident is None:
+            self._thread.start()
+        return self._done
+
+    def join(self, timeout_seconds: float) -> None:
+        """Waits for what goes on."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+
+    def _trace(self) -> None:
+        self._policy.warm_up()
+        self._done = True
 
 
 class SplitPolicy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +59,7 @@ class Roster:
         ledger: Books undelivered transitions and drops at the worker.
         known: What a predecessor accepted of each environment's run: empty for a new lineage.
         settled: What it booked of runs that ended.
+        evaluates_now: Whether evaluation environments can be acted for yet; asked when their workers join.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Roster:
         ledger: Ledger,
         known: Known,
         settled: Mapping[int, Settled],
+        evaluates_now: Callable[[], bool] = lambda: True,
     ) -> None:
         self._spaces = spaces
         self._config_hash = config_hash
@@ -79,6 +81,7 @@ class Roster:
         self.table = table
         self._assembler = assembler
         self._ledger = ledger
+        self._evaluates_now = evaluates_now
         # Of runs that are not here (not back yet, or ended).
         self._known: OrderedDict[int, dict[int, int]] = OrderedDict()
         for (run, offset), index in known.items():
@@ -106,6 +109,8 @@ class Roster:
                 "(learner.inference_batch, learner.slots)",
                 for_good=True,
             )
+        if hello.mode == "eval" and not self._evaluates_now():
+            return Refusal("the learner is building its evaluation policy", for_good=False)
         member = self.table.admit(event.worker, hello.worker_id, event.run, hello.groups, hello.mode == "eval")
         if member is None:
             free = self.table.capacity - self.table.used

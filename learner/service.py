@@ -28,7 +28,7 @@ from learner.evaluation import Evaluation
 from learner.inference import InferenceLoop, Serving
 from learner.networks.network import named_variables
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
-from learner.policies import PolicyBySlot
+from learner.policies import PolicyBySlot, WarmUp
 from learner.recovery import Cut, Recovered, Versions, checkpoint_meta
 from learner.reporting import Before, Parts, Reporter
 from learner.roster import Roster
@@ -193,6 +193,7 @@ class Learner:
         assembler = Assembler(agent.layout, config.learner.slots, agent.method.rows_before)
         table = SlotTable(config.learner.slots)
         self.evaluation = self._evaluation(agent)
+        self.warm_up = WarmUp(self.evaluation.policy, self.stop)
         self.roster = Roster(
             spaces=agent.spaces,
             config_hash=config_hash(config),
@@ -202,6 +203,7 @@ class Learner:
             ledger=self.ledger,
             known=recovered.known,
             settled=recovered.settled,
+            evaluates_now=self.warm_up.ready,
         )
         collector = Collector(
             assembler=assembler,
@@ -215,11 +217,15 @@ class Learner:
         training = agent.policy(config.learner.slots, config.run.seed)
         policy = PolicyBySlot(training, self.evaluation.policy, table.evaluates)
         policy.warm_up()
+        if config.evaluation.workers:  # else when the first evaluation worker joins, while the others go on
+            self.warm_up.now()
         recurrent = bool(agent.layout.state_shapes)
-        return Serving(policy, self.roster, collector, writer, agent.spaces.observation, agent.exploration, recurrent)
+        exploration = agent.exploration.in_mode(config.evaluation.mode)
+        return Serving(policy, self.roster, collector, writer, agent.spaces.observation, exploration, recurrent)
 
     def _drain(self, path: Path, threads: list[OwnedThread], inference: OwnedThread) -> None:
         self._dismiss(inference)
+        self.warm_up.join(JOIN_SECONDS)
         path.release()
         path.writer.close(time.monotonic() + WRITER_SHARE * self.drain_seconds)
         self.threads_stop.stop("drain")
