@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +27,20 @@ class Exploration:
     Attributes:
         training: float32 ``[K]``; slot s of a training environment has entry ``s mod K``, so that adding or losing
             workers leaves the others as they are.
-        evaluation: Of every evaluation environment.
+        evaluation: Of every evaluation environment; None: as if it trained.
     """
 
     training: npt.NDArray[np.float32]
-    evaluation: float = 0.0
+    evaluation: float | None = 0.0
 
     def of(self, slots: Array, evaluation: Array | bool) -> npt.NDArray[np.float32]:
         """float32 ``[n]`` of int ``slots`` ``[n]``; ``evaluation`` is a bool for all or bool ``[n]``."""
         training = self.training[slots % len(self.training)]
-        return np.where(evaluation, np.float32(self.evaluation), training)
+        return training if self.evaluation is None else np.where(evaluation, np.float32(self.evaluation), training)
+
+    def in_mode(self, mode: Literal["greedy", "sample"]) -> Exploration:
+        """With evaluation environments that act in this mode of ``evaluation.mode``."""
+        return self if mode == "greedy" else replace(self, evaluation=None)
 
 
 SAMPLE = Exploration(np.ones(1, np.float32))

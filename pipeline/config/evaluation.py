@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from pipeline.config.section import Section
@@ -9,10 +11,13 @@ from pipeline.config.section import Section
 
 class EvaluationSection(Section):
     workers: int = Field(0, ge=0)
-    """Evaluation worker processes under `seedmq run`: they act greedily and feed nothing into the store."""
+    """Evaluation worker processes under `seedmq run`: they feed nothing into the store."""
     envs: int = Field(20, gt=0)
     """Environments of each, in one group."""
     episodes: int = Field(20, gt=0)
     """Episodes of a round, all played with one fixed copy of the weights; each environment plays its even share."""
+    mode: Literal["greedy", "sample"] = "greedy"
+    """How evaluation environments act: `greedy` takes the best action (R2D2: but for `r2d2.eval_epsilon`), `sample`
+    explores as training does."""
     solved_return: float | None = None
     """Stop at the first round whose mean return reaches this, and save the weights that played it."""

@@ -117,7 +117,7 @@ def test_presets_load_and_round_trip(name: str, tmp_path: Path) -> None:
 
 def test_the_presets_are_packaged() -> None:
     expected = {"cartpole_vtrace", "cartpole_throughput", "atari_pong_vtrace", "atari_vtrace", "dmlab_vtrace"}
-    expected |= {"cartpole_r2d2", "atari_r2d2", "memory_r2d2"}
+    expected |= {"cartpole_r2d2", "atari_r2d2", "memory_r2d2", "memory_vtrace"}
     assert expected <= set(presets())
 
 

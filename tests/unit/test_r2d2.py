@@ -108,3 +108,12 @@ def test_an_environment_explores_by_its_slot_whatever_the_others_are():
 
 def test_a_stochastic_policy_samples_in_training_and_takes_the_mode_in_evaluation():
     assert SAMPLE.of(np.arange(3), np.array([False, True, False])).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_evaluation_environments_may_act_as_if_they_trained():
+    slots, evaluation = np.array([5, 0, 3], np.int32), np.array([False, True, True])
+    assert SAMPLE.in_mode("greedy") is SAMPLE
+    assert SAMPLE.in_mode("sample").of(slots, evaluation).tolist() == [1.0, 1.0, 1.0]
+    sampled = Exploration(epsilons(0.4, 7.0, 4), evaluation=0.01).in_mode("sample")
+    np.testing.assert_array_equal(sampled.of(slots, evaluation), sampled.training[[1, 0, 3]])
+    np.testing.assert_array_equal(sampled.of(slots, True), sampled.of(slots, False))
