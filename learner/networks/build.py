@@ -12,12 +12,10 @@ from learner.frame_stack import stacked_shape
 from learner.inputs import Inputs
 from learner.networks.heads import ActorCriticHead, MakeHead
 from learner.networks.network import Network
-from learner.networks.torso_network import ImpalaDeep, Mlp, NatureCnn
+from learner.networks.torso_network import CONVOLUTIONS, Convolutional, Mlp
 from pipeline.config.tree import NetworkSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
-
-CONVOLUTIONAL: dict[str, type[NatureCnn | ImpalaDeep]] = {"nature_cnn": NatureCnn, "impala_deep": ImpalaDeep}
 
 
 def build_network(
@@ -71,13 +69,18 @@ def _construct(  # noqa: PLR0917
         )
     if settings.separate_value:
         raise ConfigError(f"network.separate_value is for mlp, not for network.name = {settings.name!r}")
-    convolutional = CONVOLUTIONAL.get(settings.name)
-    if convolutional is None:
-        raise ConfigError(
-            f"network.name = {settings.name!r}: not one of mlp, nature_cnn, impala_deep, nor package.module:Class"
-        )
-    return convolutional(
-        spaces, distribution, frame_stack, seed, hidden=settings.hidden, precision=settings.precision, **core
+    if settings.name not in CONVOLUTIONS:
+        names = ", ".join(["mlp", *CONVOLUTIONS])
+        raise ConfigError(f"network.name = {settings.name!r}: not one of {names}, nor package.module:Class")
+    return Convolutional(
+        spaces,
+        distribution,
+        frame_stack,
+        seed,
+        settings.name,
+        hidden=settings.hidden,
+        precision=settings.precision,
+        **core,
     )
 
 

@@ -1,4 +1,4 @@
-"""The three networks that seedmq brings: torso, optional previous action and reward, optional LSTM core, head.
+"""The networks that seedmq brings: torso, optional previous action and reward, optional LSTM core, head.
 
 As in SEED, previous action and previous reward join behind the torso, in front of the core (or the head). The algorithm
 chooses the head: policy and value, or duelling Q-values. Torsos with convolutions may compute in bfloat16; core and
@@ -17,9 +17,9 @@ import tensorflow as tf
 from learner.distributions import Distribution
 from learner.inputs import Inputs, Outputs
 from learner.networks.heads import ActorCriticHead, MakeHead, Sizes
-from learner.networks.layers import ACTIVATIONS, LstmCore, glorot_uniform, orthogonal
+from learner.networks.layers import ACTIVATIONS, Initializer, LstmCore, glorot_uniform, orthogonal
 from learner.networks.network import Network, State
-from learner.networks.torso import NatureConvolutions, ResidualConvolutions, Torso
+from learner.networks.torso import MakeConvolutions, NatureConvolutions, ResidualConvolutions, Torso
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
 
@@ -123,8 +123,15 @@ class Mlp(TorsoNetwork):
         super().__init__(rng, distribution, *torsos, **core)
 
 
-class NatureCnn(TorsoNetwork):
-    """The convolutions of DQN and relu dense layers; orthogonal, gain sqrt(2)."""
+CONVOLUTIONS: dict[str, tuple[MakeConvolutions, Initializer]] = {
+    "nature_cnn": (NatureConvolutions, orthogonal(math.sqrt(2))),  # of DQN
+    "impala_deep": (ResidualConvolutions, glorot_uniform),  # of IMPALA, initialized as in SEED
+}
+"""``network.name`` -> convolutions, initializer of the dense layers."""
+
+
+class Convolutional(TorsoNetwork):
+    """One of ``CONVOLUTIONS`` and relu dense layers."""
 
     def __init__(
         self,
@@ -132,48 +139,22 @@ class NatureCnn(TorsoNetwork):
         distribution: Distribution,
         frame_stack: int,
         seed: int,
+        name: str,
         *,
-        hidden: Sequence[int] = (512,),
+        hidden: Sequence[int],
         precision: str = "float32",
         **core: Any,
     ) -> None:
         rng = np.random.default_rng(seed)
+        convolutions, initializer = CONVOLUTIONS[name]
         torso = Torso(
             rng,
             spaces,
             frame_stack,
             hidden=hidden,
             activation=tf.nn.relu,
-            initializer=orthogonal(math.sqrt(2)),
-            convolutions=NatureConvolutions,
-            dtype=tf.dtypes.as_dtype(precision),
-        )
-        super().__init__(rng, distribution, torso, **core)
-
-
-class ImpalaDeep(TorsoNetwork):
-    """IMPALA's residual convolutions and relu dense layers; Glorot uniform, as in SEED."""
-
-    def __init__(
-        self,
-        spaces: Spaces,
-        distribution: Distribution,
-        frame_stack: int,
-        seed: int,
-        *,
-        hidden: Sequence[int] = (256,),
-        precision: str = "float32",
-        **core: Any,
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        torso = Torso(
-            rng,
-            spaces,
-            frame_stack,
-            hidden=hidden,
-            activation=tf.nn.relu,
-            initializer=glorot_uniform,
-            convolutions=ResidualConvolutions,
+            initializer=initializer,
+            convolutions=convolutions,
             dtype=tf.dtypes.as_dtype(precision),
         )
         super().__init__(rng, distribution, torso, **core)

@@ -26,13 +26,14 @@ together do not come back together.
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE
+from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_SIGINT, EXIT_SIGTERM, EXIT_UNREACHABLE, EXIT_USAGE
 
 LEARNER, BROKER, STORE = "learner", "broker", "store"
 WINDOW_SECONDS = 600.0
@@ -44,7 +45,8 @@ LOST_SECONDS = 3.0
 """A drain without a learner has nothing to wait for: it takes at most so long."""
 KILL_SECONDS = 0.5
 """What outlives a kill for so long stays behind: it hangs in the kernel."""
-_STOPPED = (130, 143, -2, -15)
+_DRAINED = (EXIT_SIGINT, EXIT_SIGTERM)
+_STOPPED = (*_DRAINED, -signal.SIGINT, -signal.SIGTERM)
 
 
 class Start(NamedTuple):
@@ -198,7 +200,7 @@ class Supervisor:
             return self._drain(Finish(code, name, f"{name} ended with {words(code)}"), now)
         if name == LEARNER and code == EXIT_FINISHED:
             return self._drain(Finish(EXIT_FINISHED, None, "finished"), now)
-        if name == LEARNER and code in _STOPPED[:2]:
+        if name == LEARNER and code in _DRAINED:
             return self._drain(Finish(code, None, "signal"), now)
         while component.restarts and component.restarts[0] <= now - WINDOW_SECONDS:
             component.restarts.popleft()
