@@ -91,7 +91,7 @@ class Roster:
     def join(self, event: Joined) -> Refusal | None:
         """Admits a run (again, where it is admitted already); None means admitted."""
         hello = event.hello
-        for run, wire in hello.reports.items():
+        for run, wire in hello.reports.items() if hello.mode != "eval" else ():
             self._hear(event.worker, int(run), Report.from_wire(wire))
         if self.table.get(event.worker, event.run) is not None:
             return None
@@ -128,19 +128,20 @@ class Roster:
         member = self.table.release(event.worker, event.run)
         if member is None:
             return []
+        log.info("worker %d (%s) left: %s", event.worker, member.worker_id, event.reason)
         unrolls = self._assembler.flush(member.slots())
+        if self._evaluates(member):  # in no book: it had nothing to deliver
+            return unrolls
         report = event.report or member.report
         known = self._known.setdefault(event.run, {})
         for group in member.groups:
             known.update((offset, index) for offset, _, index in self._entries(group))
         self._known.move_to_end(event.run)
         _bound(self._known)
-        delivered = 0 if self._evaluates(member) else self._delivered(member)
         before = self._settled.get(event.run)  # of a run that lost its lease and came back
-        self._remember(event.run, Settled(delivered, before.dropped if before is not None else {}))
-        if report is not None and not self._evaluates(member):
+        self._remember(event.run, Settled(self._delivered(member), before.dropped if before is not None else {}))
+        if report is not None:
             self._settle(event.run, report)
-        log.info("worker %d (%s) left: %s", event.worker, member.worker_id, event.reason)
         return unrolls
 
     def report(self, event: Reported) -> None:

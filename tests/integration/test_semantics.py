@@ -59,7 +59,7 @@ class Pipeline:
         self.agent: Agent = build_agent(self.config, self.group.spaces, choose_devices(["auto"], ["auto"]))
         self.policy = self.agent.policy(2 * environments, seed=3)
         self.ledger, self.collected = Ledger(), Collected()
-        self.episodes = Episodes(1000)
+        self.episodes, self.evaluations = Episodes(1000), Episodes(1000)
         self.assembler = Assembler(self.agent.layout, 2 * environments)
         self.table = SlotTable(2 * environments)
         self.roster = Roster(
@@ -77,15 +77,15 @@ class Pipeline:
             writer=self.collected,  # type: ignore[arg-type]
             ledger=self.ledger,
             episodes=self.episodes,
-            evaluations=Episodes(1000),
+            evaluations=self.evaluations,
             gap_reason="seam",
         )
         self.version = 0
         self.acted_states: dict[tuple[int, int], Any] = {}
 
-    def join(self, run: int = 7) -> None:
+    def join(self, run: int = 7, mode: str = "train", reports: dict[str, Any] | None = None) -> None:
         spaces = self.group.spaces.to_wire()
-        hello = Hello("w", run, "train", spaces, [self.group.n], "", -1, {}, {})
+        hello = Hello("w", run, mode, spaces, [self.group.n], "", -1, reports or {}, {})
         assert self.roster.join(Joined(0, run, hello)) is None
         self.run, self.sequence = run, 0
         self.rows = self.group.reset(seeds_of(1, 0, 0, self.group.n))
@@ -224,3 +224,27 @@ def test_the_report_of_a_dead_run_is_booked_once() -> None:
         assert pipeline.roster.join(Joined(0, 8, hello)) is None
     ledger = pipeline.ledger.snapshot()
     assert (ledger["undelivered"], ledger["dropped"], ledger["error"]) == (2, {"worker_non_finite": 1}, 0)
+
+
+def test_evaluation_environments_feed_nothing_and_are_in_no_book() -> None:
+    """Nor where their run ends, with its last word or without one that its successor then brings."""
+    pipeline = Pipeline(3, training={"unroll_length": 4})
+
+    def play(run: int, mode: str, reports: dict[str, Any], taken: int | None) -> None:
+        pipeline.join(run, mode, reports)
+        for _ in range(40):
+            pipeline.step()
+        pipeline.leave(taken)
+
+    play(7, "train", {}, 3 * 35)
+    books, unrolls = pipeline.ledger.snapshot(), len(pipeline.collected.unrolls)
+    frontier, episodes = pipeline.roster.frontier({}), pipeline.episodes.count
+    assert (books["taken"], books["accepted"], episodes) == (3 * 35, 3 * 35, 3 * 5)
+    last_word = Report(taken=3 * 40, dropped={"non_finite": 2}).to_wire()
+    play(8, "eval", {}, 3 * 40)
+    play(9, "eval", {"8": last_word}, None)
+    assert pipeline.ledger.snapshot() == books
+    assert len(pipeline.collected.unrolls) == unrolls
+    assert pipeline.roster.frontier({}) == frontier, "a checkpoint does not know them"
+    assert pipeline.episodes.count == episodes and pipeline.evaluations.count == 2 * 3 * 5
+    assert pipeline.evaluations.snapshot()["episode_return_mean"] == sum(range(1, 8))
