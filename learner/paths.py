@@ -6,7 +6,7 @@ assembler -> writer -> sink -> store -> feed -> training loop
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from learner.agent import Agent
@@ -42,6 +42,7 @@ class Path(NamedTuple):
         books: What the path adds to a checkpoint.
         status: What the path adds to the status.
         saved: A checkpoint was written. Training thread.
+        live: Key -> what sets it while the run goes on. Any thread.
         release: At the drain: what still waits for room may go on where room can be made.
         close: Closes the training thread's connection.
     """
@@ -55,6 +56,7 @@ class Path(NamedTuple):
     books: Callable[[], dict[str, Any]]
     status: Callable[[], dict[str, Any]]
     saved: Callable[[], None]
+    live: Mapping[str, Callable[[Any], None]]
     release: Callable[[], None]
     close: Callable[[], None]
 
@@ -150,12 +152,13 @@ def _fifo(context: Context) -> Path:
         books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept]},
         status=dict,
         saved=feed.acknowledge_kept,
+        live={},
         release=lambda: None,
         close=store.close,
     )
 
 
-def _sampling(config: Config) -> Sampling:
+def _sampling(config: Config, ledger: Ledger) -> Sampling:
     settings = config.replay
     limiter = Limiter(
         samples_per_insert=settings.samples_per_insert,
@@ -163,7 +166,7 @@ def _sampling(config: Config) -> Sampling:
         tolerance=settings.tolerance or 2.0 * config.training.batch_size,
         hold_inserts=settings.hold_inserts,
     )
-    return Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter)
+    return Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter, ledger)
 
 
 def _replay_view(store: Replay) -> StoreView:
@@ -182,7 +185,7 @@ def _replay(context: Context) -> Path:
     store = context.stores.replay(LEARNER_ID, context.stop)
     space, epochs, encode = threading.Event(), Epochs(ledger), _encoder(context)
     store.check(agent.layout.nbytes)
-    sampling = _sampling(config)
+    sampling = _sampling(config, ledger)
     writer = UnrollWriter(
         lambda: ReplaySink(
             store=connect(),
@@ -228,6 +231,7 @@ def _replay(context: Context) -> Path:
         books=lambda: {"sampled_unrolls": sampling.limiter.samples},
         status=lambda: {"replay": sampling.status()},
         saved=lambda: None,
+        live={"replay.samples_per_insert": sampling.set_samples_per_insert},
         release=sampling.release_inserts,
         close=store.close,
     )

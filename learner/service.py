@@ -26,6 +26,7 @@ from learner.collector import Collector
 from learner.episodes import Episodes
 from learner.evaluation import Evaluation
 from learner.inference import InferenceLoop, Serving
+from learner.live import LiveSettings
 from learner.networks.network import named_variables
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
 from learner.policies import PolicyBySlot, WarmUp
@@ -147,6 +148,8 @@ class Learner:
         path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, *stops))
         try:
             recovered, before = self._restore(checkpoint, trainer, path)
+            live = LiveSettings(config, self.directory.live, path.live)
+            live.look()
             versions = Versions(self.directory.checkpoints / "versions.json")
             self.version = max(self.version, versions.reserved)
             self.training = training = TrainingLoop(
@@ -166,7 +169,8 @@ class Learner:
             # broker -> inference -> policy -> assembler
             self.inference.serve_with(self._serving(agent, path.writer, recovered, checkpoint is not None))
             self._save(trainer, path, agent.spaces, before)  # a learner that dies early is resumed like any other
-            parts = Parts(self.inference, training, path, self.ledger, self.episodes, self.evaluations, self.evaluation)
+            episodes = (self.episodes, self.evaluations, self.evaluation)
+            parts = Parts(self.inference, training, path, self.ledger, *episodes, live)
             self._run_threads(path, parts, before, inference)
             if self.stop.error is None:
                 self._save(trainer, path, agent.spaces, before)

@@ -196,6 +196,16 @@ def status(run_dir: Path | None, endpoint: str | None, keys: str | None, watch: 
     return launcher.show(run_dir, endpoint, keys, watch, as_json)
 
 
+@seedmq.command()
+@click.argument("run_dir", type=_FOLDER)
+@click.argument("assignments", nargs=-1, required=True, metavar="KEY=VALUE...")
+def adjust(run_dir: Path, assignments: tuple[str, ...]) -> int:
+    """Change live settings of a run that goes on, such as replay.samples_per_insert=8."""
+    from pipeline.launch import adjust as launcher
+
+    return launcher.adjust(run_dir, assignments)
+
+
 @seedmq.command("eval")
 @click.argument("run_dir", type=_FOLDER)
 @click.option("--episodes", type=click.IntRange(min=1), default=200, show_default=True)

@@ -180,6 +180,11 @@ class Ledger:
         with self._lock:
             return self._accepted if self._replay else self._trained
 
+    def trained_and_accepted(self) -> tuple[int, int]:
+        """Both, read together."""
+        with self._lock:
+            return self._trained, self._accepted
+
 
 def held_after_assembler(snapshot: dict[str, Any]) -> int:
     """What waits behind the assembler: in the store, prefetched, or resident in a replay."""

@@ -3,6 +3,7 @@
 ::
 
     config.yaml      the configuration as the user resolved it, with the versions of what ran it
+    live.yaml        settings changed while the run goes on (by `seedmq adjust`)
     summary.json     figures, rewritten at every log interval and at the end (by the learner)
     endpoints.json   where `seedmq status` finds the broker
     checkpoints/     weights, optimizer, counters (by the learner)
@@ -50,6 +51,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.live = path / "live.yaml"
         self.summary = path / "summary.json"
         self.endpoints = path / "endpoints.json"
         self.checkpoints = path / "checkpoints"
