@@ -166,6 +166,9 @@ def broker(source: str, overrides: tuple[str, ...]) -> int:
 def learner(source: str, overrides: tuple[str, ...], run_dir: Path | None, resume: bool) -> int:
     """Run a learner: inference and training."""
     loaded = load(source, overrides)
+    from learner import start
+
+    start.prepare(loaded.config)
     from learner import service
 
     return _until_stopped(lambda stop: service.serve(loaded, run_dir, resume, stop))
