@@ -79,6 +79,16 @@ class Context(NamedTuple):
     threads_stop: StopToken
 
 
+def _view(store: Fifo | Replay, counts: Callable[[], tuple[StoreCounts, int]]) -> StoreView:
+    """All of one epoch, whatever Redis does meanwhile; ``counts`` gives the counters and ``lost_total``."""
+    while True:
+        epoch = store.epoch()  # first: where Redis came back with older data, this sees to it
+        read, lost_total = counts()
+        view = StoreView(epoch, read, by_place(store.stored_index()), lost_total, store.mark())
+        if store.epoch() == epoch and store.mark() == view.mark:
+            return view
+
+
 def is_replay(config: Config) -> bool:
     """Whether the algorithm learns from a replay."""
     return config.training.algorithm == "r2d2"
@@ -130,14 +140,17 @@ def _fifo(context: Context) -> Path:
         stop=context.threads_stop,
     )
 
-    def view() -> StoreView:
+    def counts() -> tuple[StoreCounts, int]:
         """As if what was kept for the checkpoint were acknowledged: it is once that is written."""
-        counts, kept = store.counts(), sum(item.valid for item in feed.kept)
-        acknowledged, waiting = counts.acknowledged_total + kept, counts.waiting - kept
-        counts = counts._replace(acknowledged_total=acknowledged, waiting=waiting)
-        return StoreView(store.epoch(), counts, by_place(store.stored_index()))
+        found, kept = store.counts(), sum(item.valid for item in feed.kept)
+        acknowledged, waiting = found.acknowledged_total + kept, found.waiting - kept
+        return found._replace(acknowledged_total=acknowledged, waiting=waiting), 0
+
+    def view() -> StoreView:
+        return _view(store, counts)
 
     def restore(checkpoint: Checkpoint) -> Recovered:
+        store.expect(str(checkpoint.meta["store"]["mark"]))
         # A predecessor that died between its checkpoint and the acknowledgement left what that covers.
         store.acknowledge([Item(handle, valid, b"") for handle, valid in checkpoint.meta["kept"]])
         return recover(checkpoint, view(), ledger, OLDEST)
@@ -171,9 +184,13 @@ def _sampling(config: Config, ledger: Ledger) -> Sampling:
 
 def _replay_view(store: Replay) -> StoreView:
     """A replay's books in the FIFO's terms: residents wait, nothing is acknowledged, what is evicted is dropped."""
-    counts = store.counts()
-    same = StoreCounts(counts.inserted_total, 0, counts.evicted_total, counts.resident, counts.items)
-    return StoreView(store.epoch(), same, by_place(store.stored_index()))
+
+    def counts() -> tuple[StoreCounts, int]:
+        found = store.counts()
+        same = StoreCounts(found.inserted_total, 0, found.evicted_total, found.resident, found.items)
+        return same, found.lost_total
+
+    return _view(store, counts)
 
 
 def _replay(context: Context) -> Path:
@@ -183,9 +200,9 @@ def _replay(context: Context) -> Path:
         return context.stores.replay(LEARNER_ID, context.threads_stop)
 
     store = context.stores.replay(LEARNER_ID, context.stop)
-    space, epochs, encode = threading.Event(), Epochs(ledger), _encoder(context)
     store.check(agent.layout.nbytes)
     sampling = _sampling(config, ledger)
+    space, epochs, encode = threading.Event(), Epochs(ledger, sampling.begin_again), _encoder(context)
     writer = UnrollWriter(
         lambda: ReplaySink(
             store=connect(),
@@ -217,6 +234,7 @@ def _replay(context: Context) -> Path:
     )
 
     def restore(checkpoint: Checkpoint) -> Recovered:
+        store.expect(str(checkpoint.meta["store"]["mark"]))
         recovered = recover(checkpoint, _replay_view(store), ledger, EVICTED)
         sampling.restore(store, int(checkpoint.meta["sampled_unrolls"]))
         return recovered

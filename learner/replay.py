@@ -40,7 +40,7 @@ class Sampling:
     Args:
         index: What is there to sample.
         limiter: Who waits.
-        ledger: Its valid transitions, trained and accepted, give the replay ratio.
+        ledger: Its valid transitions, trained and inserted, give the replay ratio.
     """
 
     def __init__(self, index: ReplayIndex, limiter: Limiter, ledger: Ledger) -> None:
@@ -48,7 +48,7 @@ class Sampling:
         self.limiter = limiter
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._from_trained = self._from_accepted = 0  # of the replay ratio, which is over the limiter's window
+        self._from_trained = self._from_inserted = 0  # of the replay ratio, which is over the limiter's window
 
     def may_insert(self) -> bool:
         with self._lock:
@@ -62,7 +62,7 @@ class Sampling:
             limiter.inserted(count)
             if before < limiter.min_size:  # sampling may begin with this insert: its surplus counts
                 self._begin_window()
-                self._from_accepted -= valid * max(0, limiter.inserts - limiter.min_size) // max(1, count)
+                self._from_inserted -= valid * max(0, limiter.inserts - limiter.min_size) // max(1, count)
 
     def set_samples_per_insert(self, samples_per_insert: float) -> None:
         """For what is inserted from now on."""
@@ -109,7 +109,7 @@ class Sampling:
     def status(self) -> dict[str, Any]:
         """Both sides of the limiter, for ``seedmq status``.
 
-        ``replay_ratio`` is valid learnt transitions trained / accepted, ``samples_per_insert`` unrolls sampled /
+        ``replay_ratio`` is valid learnt transitions trained / inserted, ``samples_per_insert`` unrolls sampled /
         inserted, both since sampling may begin, or since the learner started or the target changed; None while
         there is nothing to divide by.
         """
@@ -125,12 +125,12 @@ class Sampling:
             }
 
     def _replay_ratio(self) -> float | None:
-        trained, accepted = self._ledger.trained_and_accepted()
-        accepted -= self._from_accepted
-        return (trained - self._from_trained) / accepted if accepted > 0 else None
+        trained, inserted = self._ledger.trained_and_inserted()
+        inserted -= self._from_inserted
+        return (trained - self._from_trained) / inserted if inserted > 0 else None
 
     def _begin_window(self) -> None:
-        self._from_trained, self._from_accepted = self._ledger.trained_and_accepted()
+        self._from_trained, self._from_inserted = self._ledger.trained_and_inserted()
 
 
 class ReplaySink:
@@ -180,8 +180,7 @@ class ReplaySink:
             except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
                 return 0
             index, stored = self._sampling.index, len(result.ids)
-            if self._epochs.notice(result.epoch):
-                self._sampling.begin_again()
+            self._epochs.notice(result.epoch, result.lost_total)
             new = [(i, p) for i, p in zip(result.ids, priorities[:stored], strict=True) if i is not None]
             index.add([i for i, _ in new], [p for _, p in new])
             index.remove(result.evicted)

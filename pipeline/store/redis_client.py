@@ -263,8 +263,8 @@ class RedisLink:
         if str(error).startswith(FENCED):
             name, _, since = str(error).removeprefix(FENCED).rpartition(" since ")
             return StoreError(
-                f"{name} took the store at {self.server.url} over at {utc(since)}: this learner did not renew its lease "
-                "in time (was it stopped, or cut off?) and writes nothing any more"
+                f"{name} took the store at {self.server.url} over at {utc(since)}: this learner did not renew its "
+                "lease in time (was it stopped, or cut off?) and writes nothing any more"
             )
         if isinstance(error, redis.exceptions.OutOfMemoryError):
             if self._full_said.due():
