@@ -29,6 +29,7 @@ from learner.roster import Refusal, Roster
 from learner.slots import Verdict
 from learner.writer import UnrollWriter
 from pipeline.errors import ProtocolError, SpaceError
+from pipeline.protocol import Cause
 from pipeline.requests import Event, Joined, Left, Reply, Reported, RequestSource, StepRequest
 from pipeline.spaces import Leaf, Spaces
 from pipeline.stopping import StopToken
@@ -195,7 +196,7 @@ class InferenceLoop:
             if refusal is None:
                 source.admit(event.worker, event.run, serving is not None and serving.recurrent)
             else:
-                source.reject(event.worker, event.run, refusal.reason, refusal.for_good)
+                source.reject(event.worker, event.run, *refusal)
         elif isinstance(event, Left) and serving is not None:
             while self._flying:  # a batch in flight may hold rows of the slots that are taken back
                 self._land(source)
@@ -208,12 +209,12 @@ class InferenceLoop:
             try:
                 return serving.roster.join(event)
             except ProtocolError as error:
-                return Refusal(str(error), for_good=True)
+                return Refusal(str(error), Cause.SESSION)
         try:
             self._on_spaces(Spaces.from_wire(event.hello.spaces))
         except SpaceError as error:
-            return Refusal(str(error), for_good=True)
-        return Refusal("the learner is building its policy", for_good=False)
+            return Refusal(str(error), Cause.CONFIGURATION)
+        return Refusal("the learner is building its policy", Cause.NOT_YET)
 
     def _launch(self, source: RequestSource, serving: Serving, requests: list[StepRequest]) -> None:
         parts = [part for request in requests if (part := self._accept(source, serving, request)) is not None]
@@ -237,11 +238,11 @@ class InferenceLoop:
             except ProtocolError as error:
                 group.serving = -1
                 self.counters["malformed"] += 1
-                source.reject(request.worker, request.run, str(error), for_good=True)
+                source.reject(request.worker, request.run, str(error), Cause.SESSION)
                 return None
         self.counters[verdict.value] += 1
         if verdict is Verdict.GAP:
-            source.reject(request.worker, request.run, f"sequence jumped to {request.sequence}", for_good=True)
+            source.reject(request.worker, request.run, f"sequence jumped to {request.sequence}", Cause.SESSION)
         elif verdict is Verdict.REPEAT and group is not None:
             source.reply([Reply(request.worker, request.run, request.group, request.sequence, group.reply)])
         return None

@@ -17,7 +17,7 @@ from learner.assembler import Assembler, Unroll
 from learner.slots import Group, Member, SlotTable
 from pipeline.errors import SpaceError
 from pipeline.ledger import Ledger
-from pipeline.protocol import Report
+from pipeline.protocol import Cause, Report
 from pipeline.requests import Joined, Left, Reported
 from pipeline.rows import offset_of
 from pipeline.spaces import Spaces
@@ -35,10 +35,10 @@ Frontier = dict[Place, tuple[int, int]]
 
 
 class Refusal(NamedTuple):
-    """Why a worker is not admitted; ``for_good`` ends it, else it asks again."""
+    """Why a worker is not admitted."""
 
     reason: str
-    for_good: bool
+    cause: Cause
 
 
 class Settled(NamedTuple):
@@ -96,26 +96,28 @@ class Roster:
         if self.table.get(event.worker, event.run) is not None:
             return None
         try:
-            difference = self._spaces.difference(Spaces.from_wire(hello.spaces))
+            difference = self._spaces.difference(Spaces.from_wire(hello.spaces), "at the learner", "at the worker")
         except SpaceError as error:
-            return Refusal(str(error), for_good=True)
+            return Refusal(str(error), Cause.CONFIGURATION)
         if difference is not None:
-            return Refusal(f"spaces differ from the learner's: {difference}", for_good=True)
+            return Refusal(f"other spaces than the learner's: {difference}", Cause.CONFIGURATION)
         if hello.config_hash and self._config_hash and hello.config_hash != self._config_hash:
-            return Refusal("the environment section of the worker's configuration differs from the learner's", True)
+            reason = "the environment section of the worker's configuration differs from the learner's"
+            return Refusal(reason, Cause.CONFIGURATION)
         if max(hello.groups) > self._largest_group:
             return Refusal(
                 f"a group of {max(hello.groups)} environments does not fit an inference batch of {self._largest_group} "
                 "(learner.inference_batch, learner.slots)",
-                for_good=True,
+                Cause.CONFIGURATION,
             )
         if hello.mode == "eval" and not self._evaluates_now():
-            return Refusal("the learner is building its evaluation policy", for_good=False)
+            return Refusal("the learner is building its evaluation policy", Cause.NOT_YET)
         member = self.table.admit(event.worker, hello.worker_id, event.run, hello.groups, hello.mode == "eval")
         if member is None:
             free = self.table.capacity - self.table.used
             wanted = sum(hello.groups)
-            return Refusal(f"{wanted} environments wanted, {free} of learner.slots = {self.table.capacity} free", False)
+            reason = f"{wanted} environments wanted, {free} of learner.slots = {self.table.capacity} free"
+            return Refusal(reason, Cause.NOT_YET)
         for group in member.groups:
             indices = self._known.get(event.run, {})
             known = [indices.get(offset_of(int(environment)), 0) for environment in group.environments]

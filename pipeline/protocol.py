@@ -35,7 +35,7 @@ class Kind(IntEnum):
     # broker -> worker
     WELCOME = 17  # run, {"worker": leased index, "seed": int, "heartbeat_seconds": x, "lease_seconds": x, "anew": bool}
     WAIT = 18  # run, reason: nothing wrong, say HELLO again in a second
-    REFUSED = 19  # run, reason: for good
+    REFUSED = 19  # run, reason, cause: for good; see Cause
     ACTIONS = 20  # run, group, sequence; frame: env actions [replies, *shape] in the action leaf's dtype
     ALIVE = 21  # run, state ("serving" | "held_back" | "no_learner"), reason
     GOODBYE = 22  # run: BYE was booked
@@ -47,7 +47,7 @@ class Kind(IntEnum):
     CREDIT = 34  # rows: how many more rows the inference loop can take
     REPLIES = 35  # [[worker, run, group, sequence], ...]; one frame each
     ADMIT = 36  # worker, run, anew: a run that has stepped before begins new episodes
-    REJECT = 37  # worker, run, reason, for_good: REFUSED if for_good else WAIT
+    REJECT = 37  # worker, run, reason, cause: WAIT if cause is NOT_YET, else REFUSED
     PUBLISH = 38  # status mapping: the learner's part of STATUS_REPLY
     DISMISS = 39  # reason: DRAIN to every worker
     # broker -> learner
@@ -56,6 +56,14 @@ class Kind(IntEnum):
     LEFT = 51  # worker, run, reason, report
     REPORT = 52  # worker, run, report: a worker's heartbeat, passed on
     BROKER = 53  # {"broker": id, "session": n, "workers": n}: answers READY; another session voids all credit
+
+
+class Cause(IntEnum):
+    """Why a worker is turned away. What is for good is the worker's exit code."""
+
+    NOT_YET = 0  # it may ask again
+    CONFIGURATION = 2  # its environment or its settings do not go with the learner's
+    SESSION = 3  # what it said breaks the protocol, or another run took its place
 
 
 class Message(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from pipeline.protocol import Hello, Report
+from pipeline.protocol import Cause, Hello, Report
 
 
 class StepRequest(NamedTuple):
@@ -88,8 +88,8 @@ class RequestSource(Protocol):
     def admit(self, worker: int, run: int, anew: bool) -> None:
         """Answers ``Joined``: WELCOME. ``anew``: where the run has stepped before, new episodes begin."""
 
-    def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
-        """Answers ``Joined``: REFUSED for good, or WAIT."""
+    def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
+        """Answers ``Joined``: WAIT where it may ask again, else REFUSED."""
 
     def hold_back(self, reason: str | None) -> None:
         """Says in every ALIVE that workers are held back and why, until called with None."""

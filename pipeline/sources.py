@@ -17,7 +17,7 @@ import zmq
 from pipeline.config.tree import Config
 from pipeline.errors import ComponentError, ProtocolError
 from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames
-from pipeline.protocol import Hello, Kind, Message, Report, decode, encode, fields_of
+from pipeline.protocol import Cause, Hello, Kind, Message, Report, decode, encode, fields_of
 from pipeline.requests import Event, Joined, Left, Reply, Reported, StepRequest
 from pipeline.routing.batching import Batcher
 from pipeline.routing.learners import Ready
@@ -161,10 +161,10 @@ class EmbeddedSource:
         self._router.admit(self._learner, worker, run, anew, self._clock())
         self._flush()
 
-    def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
+    def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
         """See ``RequestSource.reject``."""
         self._roll.reject(worker, run)
-        self._router.reject(self._learner, worker, run, reason, for_good)
+        self._router.reject(self._learner, worker, run, reason, cause)
         self._flush()
 
     def hold_back(self, reason: str | None) -> None:
@@ -268,10 +268,10 @@ class BrokerSource:
         self._roll.admit(worker, run)
         self._send(encode(Kind.ADMIT, worker, run, anew))
 
-    def reject(self, worker: int, run: int, reason: str, for_good: bool) -> None:
+    def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
         """See ``RequestSource.reject``."""
         self._roll.reject(worker, run)
-        self._send(encode(Kind.REJECT, worker, run, reason[:1000], for_good))
+        self._send(encode(Kind.REJECT, worker, run, reason[:1000], int(cause)))
 
     def hold_back(self, reason: str | None) -> None:
         """See ``RequestSource.hold_back``."""

@@ -136,15 +136,21 @@ class Spaces:
             raise SpaceError(f"box action of shape {action.shape} has {len(action.low)} bounds")
         return spaces
 
-    def difference(self, other: Spaces) -> str | None:
-        """The first difference to ``other`` in words, or None where they are equal."""
+    def difference(self, other: Spaces, here: str = "here", there: str = "there") -> str | None:
+        """The first difference to ``other`` in words, or None where they are equal.
+
+        Args:
+            other: To compare with.
+            here: What the words call the place of these spaces.
+            there: And that of the other's.
+        """
         mine = {leaf.path: leaf for leaf in self.observation}
         theirs = {leaf.path: leaf for leaf in other.observation}
         for path in sorted(mine.keys() | theirs.keys()):
             if mine.get(path) != theirs.get(path):
-                return f"observation {path!r}: {_words(mine.get(path))} here, {_words(theirs.get(path))} there"
+                return f"observation {path!r}: {_words(mine.get(path))} {here}, {_words(theirs.get(path))} {there}"
         if self.action != other.action:
-            return f"action: {_words(self.action)} here, {_words(other.action)} there"
+            return f"action: {_words(self.action)} {here}, {_words(other.action)} {there}"
         return None
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pipeline.errors import ComponentError, ProtocolError, UnreachableError
-from pipeline.protocol import Hello, Kind, Message, Report, encode, fields_of
+from pipeline.errors import ComponentError, ConfigError, ProtocolError, UnreachableError
+from pipeline.protocol import Cause, Hello, Kind, Message, Report, encode, fields_of
 from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 
 HELLO_SECONDS = 1.0
@@ -261,9 +261,10 @@ class Session:
         return self._change("wait", f"the broker lets this worker wait: {reason}", about=reason)
 
     def _refused(self, message: Message, now: float) -> list[Action]:
-        _, reason = fields_of(message, int, str)
+        _, reason, cause = fields_of(message, int, str, int)
         self.state = State.GONE
-        return [Finish(ComponentError(f"the broker refused this worker: {reason}"))]
+        text = f"the broker refused this worker: {reason}"
+        return [Finish(ConfigError(text) if cause == Cause.CONFIGURATION else ComponentError(text))]
 
     def _alive(self, message: Message, now: float) -> list[Action]:
         _, state, reason = fields_of(message, int, str, str)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import ProtocolError, SpaceError
-from pipeline.protocol import MAX_HEAD_BYTES, Hello, Kind, Message, Report, decode, encode, fields_of
+from pipeline.protocol import MAX_HEAD_BYTES, Cause, Hello, Kind, Message, Report, decode, encode, fields_of
 from pipeline.requests import Reply, StepRequest
 from pipeline.routing.learners import Learner, Ready
 from pipeline.routing.leases import Lease
@@ -51,9 +51,9 @@ class WorkerMessages:
             handler(peer, message, now)
         except ProtocolError as error:
             self._router.counters["malformed_" + name] += 1
-            answer = encode(Kind.REFUSED, 0, str(error)[:300])
+            answer = encode(Kind.REFUSED, 0, str(error)[:300], int(Cause.SESSION))
             if len(answer) <= sum(len(frame) for frame in frames):
-                self._router.send(peer, Kind.REFUSED, 0, str(error)[:300])
+                self._router.refuse(peer, 0, str(error)[:300], Cause.SESSION)
 
     def _step(self, peer: bytes, message: Message, now: float) -> None:
         run, group, sequence, rows, replies = fields_of(message, int, int, int, int, int)
@@ -92,7 +92,7 @@ class WorkerMessages:
             Spaces.from_wire(hello.spaces)
         except SpaceError as error:
             self._router.counters["hello_refused"] += 1
-            self._router.send(peer, Kind.REFUSED, hello.run, str(error)[:300])
+            self._router.refuse(peer, hello.run, str(error)[:300], Cause.CONFIGURATION)
             return
         self._router.hello(peer, hello, now)
 
@@ -119,7 +119,7 @@ class WorkerMessages:
         if lease is None or lease.hello is None:
             ended = self._router.leases.ended(run)
             if ended is not None and ended.reason == "replaced":
-                self._router.send(peer, Kind.REFUSED, run, "a newer run of this worker has taken over")
+                self._router.refuse(peer, run, "a newer run of this worker has taken over", Cause.SESSION)
             elif 0 < run < 2**63:
                 self._router.counters["unknown_run"] += 1
                 self._router.send(peer, Kind.UNKNOWN, run)
@@ -193,8 +193,11 @@ class LearnerMessages:
         self._router.admit(learner, worker, run, anew, now)
 
     def _reject(self, learner: Learner, message: Message, now: float) -> None:
-        worker, run, reason, for_good = fields_of(message, int, int, str, bool)
-        self._router.reject(learner, worker, run, reason, for_good)
+        worker, run, reason, cause = fields_of(message, int, int, str, int)
+        try:
+            self._router.reject(learner, worker, run, reason, Cause(cause))
+        except ValueError as error:
+            raise ProtocolError(f"REJECT: {error}") from error
 
     def _publish(self, learner: Learner, message: Message, nbytes: int) -> None:
         (status,) = fields_of(message, dict)

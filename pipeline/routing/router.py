@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pipeline.protocol import Hello, Kind, encode
+from pipeline.protocol import Cause, Hello, Kind, encode
 from pipeline.requests import Reply, StepRequest
 from pipeline.routing.actions import Action, Say, SendLearner, SendWorker, Settings
 from pipeline.routing.batching import Batcher, Waiting
@@ -100,6 +100,10 @@ class Router:
         """The same, encoded already."""
         self._actions.append(SendWorker(peer, head, []))
 
+    def refuse(self, peer: bytes, run: int, reason: str, cause: Cause) -> None:
+        """REFUSED to a worker."""
+        self.send(peer, Kind.REFUSED, run, reason, int(cause))
+
     def tell(self, learner: Learner, kind: Kind, *fields: Any) -> None:
         """A message without buffers to a learner."""
         self._actions.append(SendLearner(learner.peer, kind, list(fields), []))
@@ -108,11 +112,14 @@ class Router:
 
     def hello(self, peer: bytes, hello: Hello, now: float) -> None:
         """A checked HELLO: lease an index, ask the learner, or say why not."""
+        if self.draining is not None and hello.run not in self.leases.by_run:  # a leased one still has to say BYE
+            self.counters["hello_drain"] += 1
+            self.send(peer, Kind.DRAIN, hello.run, self.draining)
+            return
         refusal = self._refusal(hello)
         if refusal is not None:
-            kind, reason = refusal
-            self.counters["hello_" + kind.name.lower()] += 1
-            self.send(peer, kind, hello.run, reason)
+            self.counters["hello_refused"] += 1
+            self.refuse(peer, hello.run, *refusal)
             return
         index = self._replace(hello)
         lease = self.leases.by_run.get(hello.run)
@@ -123,7 +130,7 @@ class Router:
             lease = self.leases.lease(hello, peer, now, index)
             if lease is None:
                 limit = self.settings.max_workers
-                self.send(peer, Kind.REFUSED, hello.run, f"broker.max_workers = {limit} workers are served already")
+                self.refuse(peer, hello.run, f"broker.max_workers = {limit} workers are served already", Cause.SESSION)
                 return
         else:
             self._claim_again(lease, peer, hello, now)
@@ -231,11 +238,14 @@ class Router:
         if lease.hello is not None:
             self._welcome(lease, anew)
 
-    def reject(self, learner: Learner, worker: int, run: int, reason: str, for_good: bool) -> None:
+    def reject(self, learner: Learner, worker: int, run: int, reason: str, cause: Cause) -> None:
         """The learner does not serve this run, or not any longer: then LEFT ``refused`` follows."""
         lease = self._lease_of(learner, worker, run)
         if lease is not None:
-            self.send(lease.peer, Kind.REFUSED if for_good else Kind.WAIT, run, reason[:1000])
+            if cause is Cause.NOT_YET:
+                self.send(lease.peer, Kind.WAIT, run, reason[:1000])
+            else:
+                self.refuse(lease.peer, run, reason[:1000], cause)
             self.end(lease, "refused")
 
     def dismiss(self, reason: str) -> None:
@@ -270,20 +280,18 @@ class Router:
             self.tell(learner, Kind.JOIN, lease.worker, lease.run, lease.hello.to_wire())
         return True
 
-    def _refusal(self, hello: Hello) -> tuple[Kind, str] | None:
-        if self.draining is not None and hello.run not in self.leases.by_run:  # a leased one still has to say BYE
-            return Kind.DRAIN, self.draining
+    def _refusal(self, hello: Hello) -> tuple[str, Cause] | None:
         ended = self.leases.ended(hello.run)
         if ended is not None and ended.reason == "replaced":
-            return Kind.REFUSED, f"a newer run of worker {hello.worker_id} has taken over"
+            return f"a newer run of worker {hello.worker_id} has taken over", Cause.SESSION
         environments, most = sum(hello.groups), self.learners.largest()
         if len(self.learners) and environments > most:
-            return Kind.REFUSED, f"{environments} environments do not fit learner.slots = {most}"
+            return f"{environments} environments do not fit learner.slots = {most}", Cause.CONFIGURATION
         lease = self.leases.by_run.get(hello.run)
         if lease is not None and lease.hello is not None:
             old = lease.hello
             if (old.worker_id, old.groups, old.spaces) != (hello.worker_id, hello.groups, hello.spaces):
-                return Kind.REFUSED, f"run {hello.run} has said another HELLO before"
+                return f"run {hello.run} has said another HELLO before", Cause.SESSION
         return None
 
     def _replace(self, hello: Hello) -> int:
@@ -291,7 +299,7 @@ class Router:
         old = self.leases.named(hello.worker_id)
         if old is None or old.run == hello.run:
             return hello.worker
-        self.send(old.peer, Kind.REFUSED, old.run, f"a newer run of worker {hello.worker_id} has taken over")
+        self.refuse(old.peer, old.run, f"a newer run of worker {hello.worker_id} has taken over", Cause.SESSION)
         self.end(old, "replaced")
         return old.worker
 

@@ -13,7 +13,7 @@ import zmq
 from broker.service import serve
 from pipeline.config.tree import BrokerSection, Config, EnvironmentSection, LearnerSection
 from pipeline.errors import ConfigError
-from pipeline.protocol import Kind, Report, encode
+from pipeline.protocol import Cause, Kind, Report, encode
 from pipeline.requests import Joined, Left, Reported
 from pipeline.sources import BrokerSource, EmbeddedSource
 from tests.integration.peers import EchoLearner, FakeWorker, finish, in_thread, until
@@ -295,7 +295,7 @@ def test_a_rejected_worker_is_told_and_leaves_where_it_was_admitted(stage: Stage
     learner = EchoLearner(source)
     workers = [FakeWorker(stage.context, stage.config, "w0", 5, [1], steps=2)]
     play(learner, workers)
-    source.reject(workers[0].index, 5, "sequence jumped", for_good=True)
+    source.reject(workers[0].index, 5, "sequence jumped", Cause.SESSION)
     play_until_left(learner, workers, count=1)
     until(lambda: workers[0].refused, workers[0].advance)
     assert learner.events[-1] == Left(workers[0].index, 5, "refused", Report()) and source.workers() == 0

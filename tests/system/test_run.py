@@ -266,6 +266,19 @@ def test_variables_reach_the_children_once(commands):
     assert (commands.cwd / "run" / "logs" / "worker-1.log").is_file()
 
 
+def test_worker_of_another_environment_is_refused(commands, going):
+    bind = f"broker.bind=ipc://{commands.cwd}/b"
+    process, _ = going(bind, "store.backend=memory")
+    values = settings(bind, "environment.id=Acrobot-v1", "workers.envs=2")
+    refused = commands.run("worker", "--config", PRESET, *values)
+    assert refused.returncode == 2, refused.stdout
+    (line,) = refused.stdout.splitlines()
+    assert "float32[4]" in line and "at the learner" in line, line
+    assert "float32[6]" in line and "at the worker" in line, line
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, 10)[0] == 143, "the run that it did not fit goes on"
+
+
 @pytest.mark.parametrize("command", ["eval", "status"])
 def test_directory_without_a_run(commands, command):
     (commands.cwd / "empty").mkdir()

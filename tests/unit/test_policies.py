@@ -16,7 +16,7 @@ from learner.policy import PolicyRows
 from learner.roster import Refusal, Roster
 from learner.slots import SlotTable
 from pipeline.ledger import Ledger
-from pipeline.protocol import Hello
+from pipeline.protocol import Cause, Hello
 from pipeline.requests import Joined
 from pipeline.spaces import Leaf, Spaces
 from pipeline.stopping import StopToken
@@ -127,6 +127,6 @@ def test_evaluation_workers_are_asked_to_wait_for_their_policy() -> None:
 
     assert join("train", 1) is None, "who trains needs no other policy"
     refused = join("eval", 2)
-    assert refused is not None and not refused.for_good and "evaluation policy" in refused.reason
+    assert refused is not None and refused.cause is Cause.NOT_YET and "evaluation policy" in refused.reason
     ready = True
     assert join("eval", 2) is None

@@ -23,13 +23,15 @@ def test_join_is_repeated_until_it_is_answered() -> None:
     assert len(net.sent_to_learner(Kind.JOIN)) == before
 
 
-@pytest.mark.parametrize(("for_good", "kind"), [(True, Kind.REFUSED), (False, Kind.WAIT)])
-def test_rejection_frees_the_index(for_good: bool, kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("cause", "kind", "passed"), [(0, Kind.WAIT, []), (2, Kind.REFUSED, [2]), (3, Kind.REFUSED, [3])]
+)
+def test_rejection_frees_the_index(cause: int, kind: Kind, passed: list[int]) -> None:
     net = Net()
     net.learner(b"L", Kind.READY, ready())
     net.worker(b"a", [encode(Kind.HELLO, hello(1).to_wire())])
-    net.learner(b"L", Kind.REJECT, 0, 1, "other spaces", for_good)
-    assert net.to_workers[-1] == (b"a", kind, [1, "other spaces"])
+    net.learner(b"L", Kind.REJECT, 0, 1, "other spaces", cause)
+    assert net.to_workers[-1] == (b"a", kind, [1, "other spaces", *passed])
     assert net.sent_to_learner(Kind.LEFT) == []
     assert net.serve(2) == 0
     check(net.router)
@@ -39,8 +41,8 @@ def test_a_run_that_is_rejected_after_it_was_admitted_leaves() -> None:
     net = Net()
     net.learner(b"L", Kind.READY, ready())
     net.serve(1)
-    net.learner(b"L", Kind.REJECT, 0, 1, "sequence jumped", True)
-    assert net.to_workers[-1] == (b"w1", Kind.REFUSED, [1, "sequence jumped"])
+    net.learner(b"L", Kind.REJECT, 0, 1, "sequence jumped", 3)
+    assert net.to_workers[-1] == (b"w1", Kind.REFUSED, [1, "sequence jumped", 3])
     assert net.sent_to_learner(Kind.LEFT) == [[0, 1, "refused", None]]
     check(net.router)
 
@@ -248,7 +250,7 @@ def test_replies_and_answers_for_workers_that_are_gone_are_counted() -> None:
     net.learner(b"L", Kind.READY, ready())
     net.learner(b"L", Kind.REPLIES, [[0, 1, 0, 0]], buffers=[b""])
     net.learner(b"L", Kind.ADMIT, 0, 1, False)
-    net.learner(b"L", Kind.REJECT, 0, 1, "no", True)
+    net.learner(b"L", Kind.REJECT, 0, 1, "no", 2)
     assert net.router.counters["reply_to_gone_worker"] == 1 and net.router.counters["answer_for_gone_worker"] == 2
 
 

@@ -99,7 +99,7 @@ def test_a_newer_run_of_the_same_worker_takes_over_and_the_older_is_told() -> No
     assert net.serve(1, name="same", peer=b"old") == 0
     net.worker(b"old", step_frames(1, 0, 0))
     assert net.serve(2, name="same", peer=b"new") == 0
-    assert (b"old", Kind.REFUSED, [1, "a newer run of worker same has taken over"]) in net.to_workers
+    assert (b"old", Kind.REFUSED, [1, "a newer run of worker same has taken over", 3]) in net.to_workers
     assert net.sent_to_learner(Kind.LEFT) == [[0, 1, "replaced", None]]
     for frames in (
         step_frames(1, 0, 0),

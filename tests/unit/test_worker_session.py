@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import ComponentError, UnreachableError
+from pipeline.errors import UnreachableError
 from pipeline.protocol import Hello, Kind, Report, decode, encode
 from workers.actions import Abandon, Begin, Finish, Reconnect, Say, Send, Step, Timing
 from workers.session import Session, State
@@ -103,11 +103,12 @@ def test_wait_is_said_once_and_keeps_the_worker_trying():
 
 
 @pytest.mark.parametrize("run", [RUN, 0])
-def test_refused_ends_it_with_the_reason(run):
+@pytest.mark.parametrize(("cause", "code"), [(2, 2), (3, 3)])
+def test_refused_ends_it_with_the_reason(run, cause, code):
     stage = Stage()
     stage.tick()
-    (finish,) = stage.get(Kind.REFUSED, "spaces differ", run=run)
-    assert isinstance(finish.error, ComponentError) and "spaces differ" in str(finish.error)
+    (finish,) = stage.get(Kind.REFUSED, "spaces differ", cause, run=run)
+    assert finish.error.exit_code == code and "spaces differ" in str(finish.error)
 
 
 def test_one_step_is_outstanding_per_group_and_sequences_grow():
