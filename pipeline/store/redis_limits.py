@@ -6,7 +6,7 @@ Managed Redis often hides CONFIG; INFO then still says most of it, and what is h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
@@ -21,7 +21,12 @@ MEMORY_SHARE = 0.8
 DEFAULT_MAX_VALUE_BYTES = 512 * 2**20
 SAFE_POLICY = "noeviction"
 STRING_HEADER_BYTES = 10  # of a Redis string, its final zero included
-ENTRY_BYTES = 130  # the two hash entries of a replay's item: 88 measured in Valkey 9, 178 in Redis 7
+ENTRY_BYTES = 130  # the two hash entries of a replay's item: 88 to 128 measured in Valkey 9
+ENTRY_CLASSES_BYTES = 160  # the same with size classes: 178 measured in Redis 7
+STREAM_FIELDS_BYTES = 20  # of a stream's entry, beside its payload
+STREAM_NODE_BYTES = 90  # of a stream's node, beside its entries
+STREAM_NODE_MAX_BYTES = 4096  # of entries in one node, Redis' default
+MEASURED_ITEMS = 100
 
 
 def check_policy(link: RedisLink) -> None:
@@ -49,10 +54,15 @@ def check_capacity(link: RedisLink, unroll_bytes: int, capacity: int) -> None:
         UnreachableError: Redis is out of reach.
         StoreError: more than 80 % of ``maxmemory``, or an unroll larger than Redis takes in one value.
     """
-    total = unroll_bytes * capacity
-    sum_ = f"{unroll_bytes} bytes per unroll x store.capacity {capacity} = {_size(total)}"
-    _check_value(link, unroll_bytes)
-    _check_total(link, total, sum_, lambda room: f"set store.capacity to {room // unroll_bytes} or less")
+    payload = unroll_bytes + HEADER_BYTES
+    item = fifo_item_bytes(payload, rounds_up(link))
+    total = item * capacity
+    sum_ = (
+        f"{unroll_bytes} bytes per unroll before compression, {item} with all that Redis adds, x {capacity} unrolls "
+        f"(store.capacity) = {_size(total)}"
+    )
+    _check_value(link, payload)
+    _check_total(link, total, sum_, lambda room: f"set store.capacity to {room // item} or less")
 
 
 def check_replay_capacity(link: RedisLink, unroll_bytes: int, capacity: int, capacity_bytes: int | None) -> None:
@@ -74,23 +84,94 @@ def check_replay_capacity(link: RedisLink, unroll_bytes: int, capacity: int, cap
     if items == 0:
         raise StoreError(f"an unroll of {payload} bytes is above replay.capacity_bytes {capacity_bytes}")
     bound = "replay.capacity" if items == capacity else "replay.capacity_bytes"
-    item, unit = replay_item_bytes(payload), 1 if items == capacity else payload
+    item, unit = replay_item_bytes(payload, rounds_up(link)), 1 if items == capacity else payload
     sum_ = (
-        f"{unroll_bytes} bytes per unroll, {item} with all that Redis adds, x {items} unrolls ({bound}) = "
-        f"{_size(item * items)}"
+        f"{unroll_bytes} bytes per unroll before compression, {item} with all that Redis adds, x {items} unrolls "
+        f"({bound}) = {_size(item * items)}"
     )
     _check_value(link, payload)
     _check_total(link, item * items, sum_, lambda room: f"set {bound} to {room // item * unit} or less")
 
 
-def replay_item_bytes(payload_bytes: int) -> int:
-    """Memory that Redis takes for one item of a replay: payload, two hash entries, and what jemalloc rounds up.
+def rounds_up(link: RedisLink) -> bool:
+    """Whether Redis' allocator has size classes (jemalloc, or one that is not told) or gives what is asked (libc)."""
+    return not str(_memory(link).get("mem_allocator", "")).startswith("libc")
 
-    Size classes of jemalloc: four to each doubling.
+
+def replay_item_bytes(payload_bytes: int, classes: bool) -> int:
+    """Memory that Redis takes for one item of a replay: payload and two hash entries.
+
+    Args:
+        payload_bytes: As stored: encoded and compressed.
+        classes: ``rounds_up``.
     """
-    asked = payload_bytes + STRING_HEADER_BYTES
-    step = 1 << max(4, (asked - 1).bit_length() - 3)
-    return -(-asked // step) * step + ENTRY_BYTES
+    entries = ENTRY_CLASSES_BYTES if classes else ENTRY_BYTES
+    return _allocated(payload_bytes + STRING_HEADER_BYTES, classes) + entries
+
+
+def fifo_item_bytes(payload_bytes: int, classes: bool) -> int:
+    """Memory that Redis takes for one entry of the FIFO's stream, of which small ones share a node; as above."""
+    entry = payload_bytes + STREAM_FIELDS_BYTES
+    in_node = max(1, STREAM_NODE_MAX_BYTES // entry)
+    return -(-(_allocated(entry * in_node, classes) + STREAM_NODE_BYTES) // in_node)
+
+
+def _allocated(asked: int, classes: bool) -> int:
+    """Size classes of jemalloc: four to each doubling."""
+    step = 1 << max(4, (asked - 1).bit_length() - 3) if classes else 16
+    return -(-asked // step) * step
+
+
+class Measured:
+    """Tells once, by the first unrolls as they are stored, what the capacity comes to: compression is known only then.
+
+    Args:
+        link: To Redis.
+        bound: Name of the setting that is ``capacity``.
+        capacity: Unrolls.
+        capacity_bytes: Bytes of payloads; None: no such bound.
+        item_bytes: ``fifo_item_bytes`` or ``replay_item_bytes``.
+    """
+
+    def __init__(
+        self,
+        link: RedisLink,
+        bound: str,
+        capacity: int,
+        capacity_bytes: int | None,
+        item_bytes: Callable[[int, bool], int],
+    ) -> None:
+        self._link = link
+        self._bound = bound
+        self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._item_bytes = item_bytes
+        self._sizes: list[int] = []
+        self._told = False
+
+    def note(self, sizes: Iterable[int]) -> None:
+        """Payload bytes of unrolls that were stored.
+
+        Raises:
+            UnreachableError, StoreError: as any call.
+        """
+        if self._told:
+            return
+        self._sizes += sizes
+        if len(self._sizes) < min(MEASURED_ITEMS, self._capacity):
+            return
+        self._told = True
+        classes, count = rounds_up(self._link), len(self._sizes)
+        payload = max(1, sum(self._sizes) // count)
+        item = sum(self._item_bytes(size, classes) for size in self._sizes) // count
+        self._sizes = []
+        bytes_ = self._capacity_bytes
+        items = self._capacity if bytes_ is None else min(self._capacity, bytes_ // payload)
+        log.info(
+            "measured: %d bytes per unroll as stored, %d with all that Redis adds, x %d unrolls (%s) = %s",
+            *(payload, item, items, self._bound if items == self._capacity else f"{self._bound}_bytes"),
+            _size(item * items),
+        )
 
 
 def _check_value(link: RedisLink, value_bytes: int) -> None:

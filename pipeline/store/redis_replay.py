@@ -99,6 +99,9 @@ class RedisReplay:
         self._clear_script = self._link.client.register_script(script("clear"))
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
+        self._measured = redis_limits.Measured(
+            self._link, "replay.capacity", capacity, capacity_bytes, redis_limits.replay_item_bytes
+        )
         self._producer = producer
         self._token = uuid.uuid4().hex
         self._calls = 0
@@ -168,6 +171,7 @@ class RedisReplay:
         reply = self._link.call(lambda client: self._insert_script(keys, arguments, client))
         first, mask, evicted_from, evicted, valid, epoch, mark = reply
         self._claim.mark = mark.decode()
+        self._measured.note(len(item.payload) for item in items)
         ids = iter(range(int(first), int(first) + len(items)))
         return InsertResult(
             ids=[next(ids) if here == ord("1") else None for here in mask],

@@ -102,6 +102,9 @@ class RedisFifo:
         self._capacity = capacity
         self._drop_oldest = when_full == "drop_oldest"
         self._was_full = False  # the last put did not fit
+        self._measured = redis_limits.Measured(
+            self._commands, "store.capacity", capacity, None, redis_limits.fifo_item_bytes
+        )
         self._consumer = consumer
         self._token = uuid.uuid4().hex
         self._calls = 0
@@ -161,6 +164,7 @@ class RedisFifo:
             result = self._put(chunk)
             stored, repeated, dropped = stored + result[0], repeated + result[1], dropped + result[2]
             epoch = result[3].decode()
+            self._measured.note(len(item.payload) for item in chunk[: result[0]])
             if result[0] < len(chunk):
                 break
         self._was_full = stored < asked and not self._drop_oldest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import zlib
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.integration
 
 ReplayFactory = Callable[..., Replay]
 LIMIT_SECONDS = 60.0
+SAMPLES = int(os.environ.get("REPLAY_SAMPLES", "20000"))
+"""Whole payloads that concurrent use must give; a million: ``REPLAY_SAMPLES=1000000``."""
 
 
 def item(row: int, environment: int = 1, run: int = 2**62 + 1, valid: int = 5, priority: float = 1.0) -> Insert:
@@ -246,8 +249,9 @@ def test_the_books_close_after_any_operations(make_replay: ReplayFactory, seed: 
         assert counts.items <= 8 and counts.bytes <= 220
 
 
+@pytest.mark.timeout(120 + SAMPLES / 200)
 def test_no_torn_payload_under_concurrent_use(make_replay: ReplayFactory) -> None:
-    """Two producers that evict all the time, one that updates, one that rebuilds and fetches: 20 000 whole payloads."""
+    """Two producers that evict all the time, one that updates, one that rebuilds and fetches: ``SAMPLES`` whole payloads."""
     stop, errors = threading.Event(), []
 
     def insert(environment: int, replay: Replay) -> None:
@@ -279,7 +283,7 @@ def test_no_torn_payload_under_concurrent_use(make_replay: ReplayFactory) -> Non
         thread.start()
     replay, rng, whole, evicted = make_replay(capacity=200, producer="four"), random.Random(0), 0, 0
     try:
-        while whole < 20_000 and not errors:
+        while whole < SAMPLES and not errors:
             entries = replay.entries()
             assert np.all(np.diff(entries.ids) > 0) and np.all(entries.valid == 1)
             for _ in range(10):
@@ -292,4 +296,5 @@ def test_no_torn_payload_under_concurrent_use(make_replay: ReplayFactory) -> Non
         stop.set()
         for thread in threads:
             thread.join(LIMIT_SECONDS)
+    print(f"{whole} whole payloads, {evicted} evicted before they were fetched, none torn")
     assert not errors and not any(thread.is_alive() for thread in threads) and evicted > 0
