@@ -47,7 +47,7 @@ class FifoSink:
                 result = self._store.put(puts)
             except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
                 return 0
-            self._epochs.notice(result.epoch)
+            self._epochs.notice(result.epoch, 0)
             self._ledger.moved("assembler", "store", sum(put.valid for put in puts[: result.stored]))
             if result.dropped:
                 self._ledger.dropped("store", OLDEST, result.dropped)

@@ -47,9 +47,13 @@ class Limiter:
         self._from_samples = 0
 
     @property
-    def ratio(self) -> float:
-        """Samples per insert since sampling may begin, or since the last ``set_samples_per_insert`` or ``restore``."""
-        return (self.samples - self._from_samples) / max(1, self.inserts - self._from_inserts)
+    def ratio(self) -> float | None:
+        """Samples per insert since sampling may begin, or since the last ``set_samples_per_insert`` or ``restore``.
+
+        None while nothing was inserted since.
+        """
+        inserts = self.inserts - self._from_inserts
+        return (self.samples - self._from_samples) / inserts if inserts > 0 else None
 
     def may_insert(self) -> bool:
         """Whether the next insert, of any size, may go on."""
@@ -77,7 +81,9 @@ class Limiter:
         self.credit -= count
 
     def set_samples_per_insert(self, samples_per_insert: float) -> None:
-        """Changes k for what is inserted from now on; the credit stays, so neither side waits for the past.
+        """Changes k for what is inserted from now on; the credit stays, so neither side makes up for the past.
+
+        A higher k does not make a run without inserts sample on: there is nothing that k is a multiple of.
 
         Raises:
             ValueError: not above 0.
@@ -111,6 +117,9 @@ class Limiter:
         return None if self.may_insert() else f"waits for samples: {self._ratio_in_words()}"
 
     def _ratio_in_words(self) -> str:
+        if self.ratio is None:
+            samples = self.samples - self._from_samples
+            return f"{samples} samples on no insert, of {self.samples_per_insert:.2f} samples per insert"
         return f"{self.ratio:.2f} samples per insert of {self.samples_per_insert:.2f}"
 
     def _begin_ratio(self) -> None:

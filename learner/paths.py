@@ -6,7 +6,7 @@ assembler -> writer -> sink -> store -> feed -> training loop
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from learner.agent import Agent
@@ -42,6 +42,7 @@ class Path(NamedTuple):
         books: What the path adds to a checkpoint.
         status: What the path adds to the status.
         saved: A checkpoint was written. Training thread.
+        live: Key -> what sets it while the run goes on. Any thread.
         release: At the drain: what still waits for room may go on where room can be made.
         close: Closes the training thread's connection.
     """
@@ -55,6 +56,7 @@ class Path(NamedTuple):
     books: Callable[[], dict[str, Any]]
     status: Callable[[], dict[str, Any]]
     saved: Callable[[], None]
+    live: Mapping[str, Callable[[Any], None]]
     release: Callable[[], None]
     close: Callable[[], None]
 
@@ -75,6 +77,16 @@ class Context(NamedTuple):
     version: Callable[[], int]
     stop: StopToken
     threads_stop: StopToken
+
+
+def _view(store: Fifo | Replay, counts: Callable[[], tuple[StoreCounts, int]]) -> StoreView:
+    """All of one epoch, whatever Redis does meanwhile; ``counts`` gives the counters and ``lost_total``."""
+    while True:
+        epoch = store.epoch()  # first: where Redis came back with older data, this sees to it
+        read, lost_total = counts()
+        view = StoreView(epoch, read, by_place(store.stored_index()), lost_total, store.mark())
+        if store.epoch() == epoch and store.mark() == view.mark:
+            return view
 
 
 def is_replay(config: Config) -> bool:
@@ -128,14 +140,17 @@ def _fifo(context: Context) -> Path:
         stop=context.threads_stop,
     )
 
-    def view() -> StoreView:
+    def counts() -> tuple[StoreCounts, int]:
         """As if what was kept for the checkpoint were acknowledged: it is once that is written."""
-        counts, kept = store.counts(), sum(item.valid for item in feed.kept)
-        acknowledged, waiting = counts.acknowledged_total + kept, counts.waiting - kept
-        counts = counts._replace(acknowledged_total=acknowledged, waiting=waiting)
-        return StoreView(store.epoch(), counts, by_place(store.stored_index()))
+        found, kept = store.counts(), sum(item.valid for item in feed.kept)
+        acknowledged, waiting = found.acknowledged_total + kept, found.waiting - kept
+        return found._replace(acknowledged_total=acknowledged, waiting=waiting), 0
+
+    def view() -> StoreView:
+        return _view(store, counts)
 
     def restore(checkpoint: Checkpoint) -> Recovered:
+        store.expect(str(checkpoint.meta["store"]["mark"]))
         # A predecessor that died between its checkpoint and the acknowledgement left what that covers.
         store.acknowledge([Item(handle, valid, b"") for handle, valid in checkpoint.meta["kept"]])
         return recover(checkpoint, view(), ledger, OLDEST)
@@ -150,12 +165,13 @@ def _fifo(context: Context) -> Path:
         books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept]},
         status=dict,
         saved=feed.acknowledge_kept,
+        live={},
         release=lambda: None,
         close=store.close,
     )
 
 
-def _sampling(config: Config) -> Sampling:
+def _sampling(config: Config, ledger: Ledger) -> Sampling:
     settings = config.replay
     limiter = Limiter(
         samples_per_insert=settings.samples_per_insert,
@@ -163,14 +179,18 @@ def _sampling(config: Config) -> Sampling:
         tolerance=settings.tolerance or 2.0 * config.training.batch_size,
         hold_inserts=settings.hold_inserts,
     )
-    return Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter)
+    return Sampling(ReplayIndex(settings.capacity, settings.priority_exponent), limiter, ledger)
 
 
 def _replay_view(store: Replay) -> StoreView:
     """A replay's books in the FIFO's terms: residents wait, nothing is acknowledged, what is evicted is dropped."""
-    counts = store.counts()
-    same = StoreCounts(counts.inserted_total, 0, counts.evicted_total, counts.resident, counts.items)
-    return StoreView(store.epoch(), same, by_place(store.stored_index()))
+
+    def counts() -> tuple[StoreCounts, int]:
+        found = store.counts()
+        same = StoreCounts(found.inserted_total, 0, found.evicted_total, found.resident, found.items)
+        return same, found.lost_total
+
+    return _view(store, counts)
 
 
 def _replay(context: Context) -> Path:
@@ -180,9 +200,9 @@ def _replay(context: Context) -> Path:
         return context.stores.replay(LEARNER_ID, context.threads_stop)
 
     store = context.stores.replay(LEARNER_ID, context.stop)
-    space, epochs, encode = threading.Event(), Epochs(ledger), _encoder(context)
     store.check(agent.layout.nbytes)
-    sampling = _sampling(config)
+    sampling = _sampling(config, ledger)
+    space, epochs, encode = threading.Event(), Epochs(ledger, sampling.begin_again), _encoder(context)
     writer = UnrollWriter(
         lambda: ReplaySink(
             store=connect(),
@@ -214,6 +234,7 @@ def _replay(context: Context) -> Path:
     )
 
     def restore(checkpoint: Checkpoint) -> Recovered:
+        store.expect(str(checkpoint.meta["store"]["mark"]))
         recovered = recover(checkpoint, _replay_view(store), ledger, EVICTED)
         sampling.restore(store, int(checkpoint.meta["sampled_unrolls"]))
         return recovered
@@ -228,6 +249,7 @@ def _replay(context: Context) -> Path:
         books=lambda: {"sampled_unrolls": sampling.limiter.samples},
         status=lambda: {"replay": sampling.status()},
         saved=lambda: None,
+        live={"replay.samples_per_insert": sampling.set_samples_per_insert},
         release=sampling.release_inserts,
         close=store.close,
     )

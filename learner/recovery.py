@@ -9,7 +9,8 @@ between two batches. What the store did afterwards is found in the store's own b
 * accepted after the cut and never put: known when the environment's next row tells its running index (``Collector``).
 
 When the store itself is another one (an embedded store that ended with its run, a Redis that lost its data) whatever
-was put and is not in its books is dropped as ``store_lost``.
+was put and is not in its books is dropped as ``store_lost``; so is what a replay that came back with older data counts
+as lost itself.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ class Cut(NamedTuple):
 
 
 class StoreView(NamedTuple):
-    """The store's books: its identity, its counters, and the index up to which it got each environment's run."""
+    """The store's books: its identity, its counters, and the index up to which it got each environment's run.
+
+    ``lost_total`` as in ``ReplayCounts``; ``mark`` as in ``Fifo`` and ``Replay``.
+    """
 
     epoch: str
     counts: StoreCounts
     stored: Known
+    lost_total: int = 0
+    mark: str = ""
 
 
 class Recovered(NamedTuple):
@@ -89,7 +95,12 @@ def checkpoint_meta(cut: Cut, store: StoreView, **rest: Any) -> dict[str, Any]:
         "ledger": cut.ledger,
         "frontier": [[*place, *entry] for place, entry in cut.frontier.items()],
         "settled": [[run, *entry] for run, entry in cut.settled.items()],
-        "store": {"epoch": store.epoch, **store.counts._asdict()},
+        "store": {
+            "epoch": store.epoch,
+            "lost_total": store.lost_total,
+            "mark": store.mark,
+            **store.counts._asdict(),
+        },
         **rest,
     }
 
@@ -121,7 +132,7 @@ def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger, made_room:
         before = StoreCounts(**{name: int(meta["store"][name]) for name in StoreCounts._fields})
         # Indices that went on without a put: gaps that the predecessor itself found and dropped.
         gaps = max(0, accepted + put_of_waiting - (store.counts.put_total - before.put_total))
-        dropped = {"learner_restart": lost + gaps}
+        dropped = {"learner_restart": lost + gaps, STORE_LOST: store.lost_total - int(meta["store"]["lost_total"])}
     else:
         before, gaps = StoreCounts(0, 0, 0, 0, 0), 0
         gone = held_after_assembler(meta["ledger"]) + put_of_waiting + accepted - store.counts.put_total

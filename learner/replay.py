@@ -35,20 +35,40 @@ LIMITED_SECONDS = 0.005
 
 
 class Sampling:
-    """What sink and feed share: the index, the limiter under a lock, and the unrolls sampled. Thread-safe."""
+    """What sink and feed share: the index, the limiter under a lock, and the unrolls sampled. Thread-safe.
 
-    def __init__(self, index: ReplayIndex, limiter: Limiter) -> None:
+    Args:
+        index: What is there to sample.
+        limiter: Who waits.
+        ledger: Its valid transitions, trained and inserted, give the replay ratio.
+    """
+
+    def __init__(self, index: ReplayIndex, limiter: Limiter, ledger: Ledger) -> None:
         self.index = index
         self.limiter = limiter
+        self._ledger = ledger
         self._lock = threading.Lock()
+        self._from_trained = self._from_inserted = 0  # of the replay ratio, which is over the limiter's window
 
     def may_insert(self) -> bool:
         with self._lock:
             return self.limiter.may_insert()
 
-    def inserted(self, count: int) -> None:
+    def inserted(self, count: int, valid: int) -> None:
+        """Books ``count`` inserted unrolls of ``valid`` transitions."""
         with self._lock:
-            self.limiter.inserted(count)
+            limiter = self.limiter
+            before = limiter.inserts
+            limiter.inserted(count)
+            if before < limiter.min_size:  # sampling may begin with this insert: its surplus counts
+                self._begin_window()
+                self._from_inserted -= valid * max(0, limiter.inserts - limiter.min_size) // max(1, count)
+
+    def set_samples_per_insert(self, samples_per_insert: float) -> None:
+        """For what is inserted from now on."""
+        with self._lock:
+            self.limiter.set_samples_per_insert(samples_per_insert)
+            self._begin_window()
 
     def release_inserts(self) -> None:
         """At the drain: the last unrolls are inserted whoever is ahead."""
@@ -61,12 +81,14 @@ class Sampling:
         with self._lock:
             self.index.rebuild(entries.ids, entries.priorities)
             self.limiter.restore(store.counts().inserted_items, sampled)
+            self._begin_window()
 
     def begin_again(self) -> None:
         """The store lost its data."""
         with self._lock:
             self.index.rebuild([], [])
             self.limiter.restore(0, 0)
+            self._begin_window()
 
     def try_sample(self, count: int) -> bool:
         """Whether a batch of ``count`` may be sampled now; then it is booked."""
@@ -85,16 +107,30 @@ class Sampling:
             return self.limiter.why_no_insert()
 
     def status(self) -> dict[str, Any]:
-        """Both sides of the limiter, for ``seedmq status``."""
+        """Both sides of the limiter, for ``seedmq status``.
+
+        ``replay_ratio`` is valid learnt transitions trained / inserted, ``samples_per_insert`` unrolls sampled /
+        inserted, both since sampling may begin, or since the learner started or the target changed; None while
+        there is nothing to divide by.
+        """
         with self._lock:
             limiter = self.limiter
             return {
                 "unrolls": self.index.size,
                 "samples_per_insert": limiter.ratio,
                 "samples_per_insert_target": limiter.samples_per_insert,
+                "replay_ratio": self._replay_ratio(),
                 "inserted_unrolls": limiter.inserts,
                 "sampled_unrolls": limiter.samples,
             }
+
+    def _replay_ratio(self) -> float | None:
+        trained, inserted = self._ledger.trained_and_inserted()
+        inserted -= self._from_inserted
+        return (trained - self._from_trained) / inserted if inserted > 0 else None
+
+    def _begin_window(self) -> None:
+        self._from_trained, self._from_inserted = self._ledger.trained_and_inserted()
 
 
 class ReplaySink:
@@ -144,14 +180,14 @@ class ReplaySink:
             except StoreFull:  # the server's memory, not our capacity: the store says so once a minute
                 return 0
             index, stored = self._sampling.index, len(result.ids)
-            if self._epochs.notice(result.epoch):
-                self._sampling.begin_again()
+            self._epochs.notice(result.epoch, result.lost_total)
             new = [(i, p) for i, p in zip(result.ids, priorities[:stored], strict=True) if i is not None]
             index.add([i for i, _ in new], [p for _, p in new])
             index.remove(result.evicted)
             self._ledger.moved("assembler", "store", sum(item.valid for item in items[:stored]))
             self._ledger.dropped("store", EVICTED, result.evicted_valid)
-        self._sampling.inserted(len(new))
+        valid = sum(item.valid for item, i in zip(items, result.ids, strict=False) if i is not None)
+        self._sampling.inserted(len(new), valid)
         return stored
 
     def close(self) -> None:

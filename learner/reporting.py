@@ -15,6 +15,7 @@ import tensorflow as tf
 from learner.episodes import Episodes
 from learner.evaluation import Evaluation
 from learner.inference import InferenceLoop
+from learner.live import LiveSettings
 from learner.paths import Path
 from learner.training import TrainingLoop
 from pipeline.ledger import Ledger
@@ -24,6 +25,7 @@ from pipeline.stopping import StopToken
 log = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5  # of an interval: the training loop waits for unrolls
+REPLAY_EVENTS = ("unrolls", "samples_per_insert", "samples_per_insert_target", "replay_ratio")
 
 
 class Parts(NamedTuple):
@@ -36,6 +38,7 @@ class Parts(NamedTuple):
     episodes: Episodes
     evaluations: Episodes
     evaluation: Evaluation
+    live: LiveSettings
 
 
 class Before(NamedTuple):
@@ -82,6 +85,7 @@ class Reporter:
         writer = tf.summary.create_file_writer(str(self._directory.events))
         with writer.as_default():
             while not self._stop.wait(self._interval):
+                parts.live.look()
                 summary = self.report(parts, before, None)
                 self._write_events(summary, parts)
         writer.close()
@@ -124,6 +128,7 @@ class Reporter:
             },
             "inference": dict(parts.inference.counters),
             **parts.path.status(),
+            "live": dict(parts.live.values),
             "waiting_for": self._waiting_for(parts),
             "ledger": ledger,
         }
@@ -162,6 +167,7 @@ class Reporter:
             "flow/transitions_in_the_store": summary["ledger"]["waiting"]["store"],
             "lag/mean": summary["policy_lag_mean"],
             "lag/max": summary["policy_lag_max"],
+            **{f"replay/{name}": summary["replay"][name] for name in REPLAY_EVENTS if "replay" in summary},
             **{f"training/{name}": value for name, value in summary["metrics"].items()},
         }
         for name, value in scalars.items():

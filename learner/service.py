@@ -26,6 +26,8 @@ from learner.collector import Collector
 from learner.episodes import Episodes
 from learner.evaluation import Evaluation
 from learner.inference import InferenceLoop, Serving
+from learner.lease import owned
+from learner.live import LiveSettings
 from learner.networks.network import named_variables
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
 from learner.policies import PolicyBySlot, WarmUp
@@ -69,11 +71,12 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
     began = time.monotonic() - (time.time() - psutil.Process().create_time())  # imports count as start-up
     config = loaded.config
     directory = _directory(loaded, run_dir)
-    checkpoint = load_latest(directory.checkpoints)
-    if checkpoint is not None and not resume:
-        raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
-    learner = Learner(config, directory, began, stop)
-    learner.run(checkpoint)
+    with directory.locked() as run:
+        checkpoint = load_latest(directory.checkpoints)
+        if checkpoint is not None and not resume:
+            raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
+        learner = Learner(config, directory, began, stop)
+        learner.run(run, checkpoint)
     stop.raise_error()
     return EXIT_FINISHED
 
@@ -122,18 +125,19 @@ class Learner:
             stop=self.stop,
         )
 
-    def run(self, checkpoint: Checkpoint | None) -> None:
+    def run(self, run: str, checkpoint: Checkpoint | None) -> None:
         """Start order: inference (workers are told to wait), store, spaces, network, the rest; then trains."""
         devices = prepare_devices(self.config)
         inference = OwnedThread("inference", self.inference.run, self.stop)
         inference.start()
         try:
             stores = Stores(self.config.store, self.config.replay)
-            self._check_store(stores)
-            spaces = self._wait_for_spaces(checkpoint)
-            if spaces is not None:
-                self.reporter.starting("building the policy")
-                self._train(build_agent(self.config, spaces, devices), stores, checkpoint, inference)
+            with owned(stores, run, self.directory.path, self.stop):
+                self._check_store(stores)
+                spaces = self._wait_for_spaces(checkpoint)
+                if spaces is not None:
+                    self.reporter.starting("building the policy")
+                    self._train(build_agent(self.config, spaces, devices), stores, checkpoint, inference)
         finally:
             self._dismiss(inference)
 
@@ -147,6 +151,8 @@ class Learner:
         path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, *stops))
         try:
             recovered, before = self._restore(checkpoint, trainer, path)
+            live = LiveSettings(config, self.directory.live, path.live)
+            live.look()
             versions = Versions(self.directory.checkpoints / "versions.json")
             self.version = max(self.version, versions.reserved)
             self.training = training = TrainingLoop(
@@ -166,7 +172,8 @@ class Learner:
             # broker -> inference -> policy -> assembler
             self.inference.serve_with(self._serving(agent, path.writer, recovered, checkpoint is not None))
             self._save(trainer, path, agent.spaces, before)  # a learner that dies early is resumed like any other
-            parts = Parts(self.inference, training, path, self.ledger, self.episodes, self.evaluations, self.evaluation)
+            episodes = (self.episodes, self.evaluations, self.evaluation)
+            parts = Parts(self.inference, training, path, self.ledger, *episodes, live)
             self._run_threads(path, parts, before, inference)
             if self.stop.error is None:
                 self._save(trainer, path, agent.spaces, before)
@@ -289,7 +296,7 @@ class Learner:
             return  # the one at the end of the drain is still to come
         try:
             view = path.view()
-            path.epochs.notice(view.epoch)
+            path.epochs.notice(view.epoch, view.lost_total)
             cut = self._cut(path.writer)
         finally:
             self.ledger.gate.release()

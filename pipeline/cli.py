@@ -166,6 +166,9 @@ def broker(source: str, overrides: tuple[str, ...]) -> int:
 def learner(source: str, overrides: tuple[str, ...], run_dir: Path | None, resume: bool) -> int:
     """Run a learner: inference and training."""
     loaded = load(source, overrides)
+    from learner import start
+
+    start.prepare(loaded.config)
     from learner import service
 
     return _until_stopped(lambda stop: service.serve(loaded, run_dir, resume, stop))
@@ -194,6 +197,16 @@ def status(run_dir: Path | None, endpoint: str | None, keys: str | None, watch: 
     from pipeline.launch import status as launcher
 
     return launcher.show(run_dir, endpoint, keys, watch, as_json)
+
+
+@seedmq.command()
+@click.argument("run_dir", type=_FOLDER)
+@click.argument("assignments", nargs=-1, required=True, metavar="KEY=VALUE...")
+def adjust(run_dir: Path, assignments: tuple[str, ...]) -> int:
+    """Change live settings of a run that goes on, such as replay.samples_per_insert=8."""
+    from pipeline.launch import adjust as launcher
+
+    return launcher.adjust(run_dir, assignments)
 
 
 @seedmq.command("eval")

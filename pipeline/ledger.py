@@ -98,11 +98,11 @@ class Ledger:
             self._waiting[source] -= number
             self._drop(reason, number)
 
-    def lost(self, source: Place, reason: str) -> int:
-        """Everything that waited at ``source`` is gone; returns how many."""
+    def lost(self, source: Place, reason: str, number: int | None = None) -> int:
+        """So many that waited at ``source`` are gone, or (None) all of them; returns how many."""
         with self._lock:
-            number = self._waiting[source]
-            self._waiting[source] = 0
+            number = self._waiting[source] if number is None else number
+            self._waiting[source] -= number
             self._drop(reason, number)
             self._inserted -= number  # of a replay: they count as dropped now
             return number
@@ -179,6 +179,11 @@ class Ledger:
         """Valid transitions that count as the run's steps: trained ones, or with a replay accepted ones."""
         with self._lock:
             return self._accepted if self._replay else self._trained
+
+    def trained_and_inserted(self) -> tuple[int, int]:
+        """Both of a replay, read together."""
+        with self._lock:
+            return self._trained, self._inserted
 
 
 def held_after_assembler(snapshot: dict[str, Any]) -> int:

@@ -3,8 +3,10 @@
 ::
 
     config.yaml      the configuration as the user resolved it, with the versions of what ran it
+    live.yaml        settings changed while the run goes on (by `seedmq adjust`)
     summary.json     figures, rewritten at every log interval and at the end (by the learner)
     endpoints.json   where `seedmq status` finds the broker
+    run_id           names the run to others; locked by its learner while that runs
     checkpoints/     weights, optimizer, counters (by the learner)
     events/          TensorBoard
     logs/            output of each process
@@ -14,11 +16,15 @@ Everything is readable by its owner only.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +56,10 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.live = path / "live.yaml"
         self.summary = path / "summary.json"
         self.endpoints = path / "endpoints.json"
+        self.run_id = path / "run_id"
         self.checkpoints = path / "checkpoints"
         self.events = path / "events"
         self.logs = path / "logs"
@@ -123,6 +131,32 @@ class RunDirectory:
         if summary is not None:
             write_json(directory.summary, {**summary, "stop_reason": None})
         return directory
+
+    @contextmanager
+    def locked(self) -> Iterator[str]:
+        """Makes this process the run's only learner; the lock ends with the block, or with the process however it ends.
+
+        Yields:
+            The run's id, the same whenever it is gone on with.
+
+        Raises:
+            ConfigError: another learner runs in this directory.
+        """
+        descriptor = os.open(self.run_id, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"a learner runs in {self.path} already: end it first, or choose another --run-dir"
+                ) from error
+            run = os.read(descriptor, 64).decode()
+            if not run:
+                run = uuid.uuid4().hex
+                os.write(descriptor, run.encode())
+            yield run
+        finally:
+            os.close(descriptor)
 
     def read_config(self) -> Config:
         """``config.yaml``, untouched by environment variables.

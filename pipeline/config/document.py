@@ -68,6 +68,17 @@ duplicate keys, anchors, aliases, tags and files above {kibibytes} KiB.
 
 Below `environment.kwargs` and `network.kwargs` any keys may stand. Sources are merged key by key there (names in
 variables are lower case), and an empty mapping clears those of the sources before.
+
+### Live settings
+
+`seedmq adjust RUN_DIR section.key=value` changes a setting while the run goes on: {live}.
+The value is checked as everywhere else, written to `live.yaml` in the run directory, and taken by the learner at its
+next log interval; it logs the old and the new value. The command returns when `summary.json` shows the new one under
+`live`, and exits 4 when it does not within five log intervals (5 s at least).
+
+What stands in `live.yaml` wins over every other source, also after `--resume` and in a learner that was restarted;
+without the file, or the key in it, the configuration's value is taken again. A damaged file is a warning, and the
+values stay. A run that has ended is adjusted too: the next `--resume` takes it.
 """
 
 
@@ -76,7 +87,9 @@ def document() -> str:
     example = variables.variable_name(("run", "max_seconds"))
     short = "\n".join(f"| `{name}` | `{'.'.join(path)}` |" for name, path in variables.SHORT_NAMES.items())
     names = ", ".join(f"`{name}`" for name in presets())
-    head = _HEAD.format(presets=names, short_names=short, example=example, kibibytes=yaml_text.MAX_BYTES // 1024)
+    live = ", ".join(f"`{key}`" for key in schema.live_keys())
+    kibibytes = yaml_text.MAX_BYTES // 1024
+    head = _HEAD.format(presets=names, short_names=short, example=example, live=live, kibibytes=kibibytes)
     return "\n".join([head, *_sections(Config, ())])
 
 

@@ -24,6 +24,7 @@ from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
 
 DEFAULT, FILE, SET = "default", "file", "--set"
+RUN, ADJUST = "the run's configuration", "adjust"
 _VERSIONS = "versions"
 _NEVER_SHOWN = frozenset({"store.url"})
 """Values that may hold a secret by mistake: left out of messages."""
@@ -62,8 +63,55 @@ def load(source: str | Path, overrides: Sequence[str] = (), environ: Mapping[str
     _lay(entries, _file_entries(path))
     _lay(entries, _variable_entries(os.environ if environ is None else environ))
     for override in overrides:
-        _lay(entries, _override_entries(override))
+        _lay(entries, _override_entries(override, SET))
     return Loaded(_validate(entries, path), _origins(entries), path)
+
+
+def adjusted(config: Config, file: Path, assignments: Sequence[str] = ()) -> Loaded:
+    """What a run's configuration becomes by its live settings.
+
+    Args:
+        config: the run's.
+        file: its ``live.yaml``; where there is none, nothing was adjusted.
+        assignments: ``section.key=value`` of live settings, laid over the file.
+
+    Returns:
+        Origins are ``RUN``, ``FILE`` or ``ADJUST``.
+
+    Raises:
+        ConfigError: unreadable file, a key that is no live setting, a wrong type, an impossible combination.
+    """
+    entries: Entries = {}
+    _lay(entries, [(path, value, RUN) for path, value in _flatten(config.model_dump(by_alias=True), (), file)])
+    changes = _file_entries(file) if file.exists() else []
+    for path, _, _ in changes:
+        _check_live(".".join(path), f"{file}: ")
+    for assignment in assignments:
+        _check_live(assignment.partition("=")[0].strip(), "")
+        changes += _override_entries(assignment, ADJUST)
+    _lay(entries, changes)
+    return Loaded(_validate(entries, file), _origins(entries), file)
+
+
+def dump_live(loaded: Loaded) -> str:
+    """The YAML of ``live.yaml`` for what ``adjusted`` gave."""
+    tree: dict[str, Any] = {}
+    for key in schema.live_keys():
+        if loaded.origins[key] in (FILE, ADJUST):
+            section, _, name = key.rpartition(".")
+            node = tree
+            for part in section.split("."):
+                node = node.setdefault(part, {})
+            node[name] = value_of(loaded.config, key)
+    return "".join(f"{line}\n" for line, _ in _lines(tree, ()))
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of a setting by its dotted key."""
+    value: Any = config.model_dump(by_alias=True)
+    for name in key.split("."):
+        value = value[name]
+    return value
 
 
 def resolve(source: str | Path) -> Path:
@@ -188,17 +236,26 @@ def _variable_entries(environ: Mapping[str, str]) -> list[tuple[schema.Path, Any
     return entries
 
 
-def _override_entries(override: str) -> list[tuple[schema.Path, Any, str]]:
+def _override_entries(override: str, origin: str) -> list[tuple[schema.Path, Any, str]]:
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f"--set {override}: not of the form section.key=value")
+        raise ConfigError(f"{origin} {override}: not of the form section.key=value")
     path = tuple(key.split("."))
     if path in schema.sections():
-        raise ConfigError(f"--set {override}: {key} is a section, set one of its keys")
+        raise ConfigError(f"{origin} {override}: {key} is a section, set one of its keys")
     if schema.leaf_at(path) is None:
-        raise ConfigError(f"--set {override}: unknown key {key}{schema.suggest_key(key)}")
-    return [(part_path, part, SET) for part_path, part in _spread(path, _parse_value(path, text, SET))]
+        raise ConfigError(f"{origin} {override}: unknown key {key}{schema.suggest_key(key)}")
+    return [(part_path, part, origin) for part_path, part in _spread(path, _parse_value(path, text, origin))]
+
+
+def _check_live(key: str, where: str) -> None:
+    if key not in schema.live_keys():
+        known = schema.leaf_at(tuple(key.split("."))) is not None
+        problem = (
+            f"{key} does not change while a run goes on" if known else f"unknown key {key}{schema.suggest_key(key)}"
+        )
+        raise ConfigError(f"{where}{problem}; live settings: {', '.join(schema.live_keys())}")
 
 
 def _parse_value(path: schema.Path, text: str, origin: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from pipeline.config.section import Section
+from pipeline.config.section import LIVE, Section
 
 
 class ReplaySection(Section):
@@ -14,8 +14,9 @@ class ReplaySection(Section):
     """Bytes of encoded unrolls kept, whichever bound comes first; none means no such bound."""
     min_size: int = Field(5000, gt=0)
     """Unrolls that must have been inserted before sampling begins."""
-    samples_per_insert: float = Field(1.5, gt=0)
-    """How often an unroll is sampled per unroll inserted, in the long run; what comes too early waits for the other."""
+    samples_per_insert: float = Field(1.5, gt=0, json_schema_extra=LIVE)
+    """How often an unroll is sampled per unroll inserted, in the long run; what comes too early waits for the other.
+    Changed while a run goes on, it counts for what is inserted from then on."""
     tolerance: float | None = Field(None, gt=0)
     """Samples by which either side may be ahead, at least half of `training.batch_size`; default twice
     `training.batch_size`."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config.section import Section
+from pipeline.config.section import LIVE, Section
 from pipeline.config.tree import Config
 
 Path = tuple[str, ...]
@@ -38,6 +38,11 @@ class Leaf:
     def mapping(self) -> bool:
         """Whether free keys stand below it (keyword arguments)."""
         return get_origin(self.field.annotation) is dict
+
+    @property
+    def live(self) -> bool:
+        """Whether `seedmq adjust` changes it while a run goes on: marked by ``pipeline.config.section.LIVE``."""
+        return self.field.json_schema_extra == LIVE
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
@@ -78,6 +83,12 @@ def _walk(model: type[BaseModel], prefix: Path) -> Iterator[Leaf]:
             yield Leaf((*prefix, name), field)
         else:
             yield from _walk(section, (*prefix, name))
+
+
+@cache
+def live_keys() -> tuple[str, ...]:
+    """The settings that change while a run goes on, by dotted key."""
+    return tuple(leaf.key for leaf in leaves().values() if leaf.live)
 
 
 @cache

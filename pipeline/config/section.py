@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
+
+LIVE: Final[JsonDict] = {"live": True}
+"""``Field(..., json_schema_extra=LIVE)`` marks a setting that `seedmq adjust` changes while a run goes on; the learner
+takes it where ``learner.live`` finds a setter for it."""
 
 
 class Section(BaseModel):

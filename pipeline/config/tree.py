@@ -289,6 +289,8 @@ class StoreSection(Section):
     """Socket timeout of one Redis command."""
     unreachable_seconds: float = Field(60.0, gt=0)
     """Redis out of reach for so long at start exits 4."""
+    lease_seconds: float = Field(15.0, ge=3)
+    """A learner not heard of for so long loses the store's prefix to another run that asks for it."""
 
     @field_validator("url")
     @classmethod

@@ -87,6 +87,9 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
         raise CheckpointError(f"no checkpoint in {directory.checkpoints}: the run has not trained yet")
     environments = min(episodes, config.workers.envs, config.learner.inference_batch)
 
+    from learner.start import load_tensorflow
+
+    load_tensorflow()
     from learner.agent import load_policy
     from workers.environments import make_group, seeds_of
 

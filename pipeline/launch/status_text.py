@@ -40,8 +40,11 @@ def who_waits(status: Status) -> list[str]:
         if one.get("pending_rows"):
             oldest = _seconds(one.get("oldest_wait_seconds"))
             waits.append(f"{one['pending_rows']} rows wait for inference, the oldest for {oldest}")
-    if not _items(status.get("workers")):
+    workers = _items(status.get("workers"))
+    if not workers:
         waits.append("the learner waits for workers: none is connected")
+    elif all(one.get("mode") == "eval" for one in workers):
+        waits.append("the learner waits for workers: only such that evaluate are connected")
     if learner.get("waiting_for"):
         waits.append(clean(learner["waiting_for"]))
     return list(dict.fromkeys(waits))
@@ -119,6 +122,8 @@ def _figures(figures: Status) -> Table:
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{clean(name)} {_value(one)}" for name, one in value.items())
     if isinstance(value, float):

@@ -7,7 +7,8 @@ from typing import Protocol
 from pipeline.stopping import StopToken
 from pipeline.store.interface import Fifo, Replay
 from pipeline.store.memory import FifoState, MemoryFifo, MemoryReplay, ReplayState
-from pipeline.store.redis_client import StoreSettings
+from pipeline.store.ownership import Claim, Ownership
+from pipeline.store.redis_client import RedisServer, StoreSettings
 from pipeline.store.redis_replay import RedisReplay, ReplaySettings
 from pipeline.store.redis_store import RedisFifo
 
@@ -33,6 +34,7 @@ class Stores:
         self._store = store
         self._replay = replay
         self._in_memory = store.backend == "memory"
+        self._claim = Claim()
         self._fifo_state = FifoState(store.capacity, store.when_full)
         self._replay_state = ReplayState(replay.capacity, replay.capacity_bytes)
 
@@ -44,7 +46,7 @@ class Stores:
         """
         if self._in_memory:
             return MemoryFifo(self._fifo_state, consumer, stop)
-        return RedisFifo.from_settings(self._store, consumer, stop)
+        return RedisFifo.from_settings(self._store, consumer, stop, self._claim)
 
     def replay(self, producer: str, stop: StopToken) -> Replay:
         """The replay; ``producer`` as in ``RedisReplay``.
@@ -54,4 +56,23 @@ class Stores:
         """
         if self._in_memory:
             return MemoryReplay(self._replay_state)
-        return RedisReplay.from_settings(self._store, self._replay, producer, stop)
+        return RedisReplay.from_settings(self._store, self._replay, producer, stop, self._claim)
+
+    def ownership(self, run: str, name: str, stop: StopToken) -> Ownership | None:
+        """The lease of the store, for the calling thread; None in memory, which nobody shares.
+
+        Raises:
+            ConfigError: Redis' settings are wrong.
+        """
+        if self._in_memory:
+            return None
+        section = self._store
+        return Ownership(
+            RedisServer.from_settings(section),
+            prefix=section.prefix,
+            run=run,
+            name=name,
+            lease_seconds=section.lease_seconds,
+            claim=self._claim,
+            stop=stop,
+        )

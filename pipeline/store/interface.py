@@ -15,7 +15,7 @@ has taken make room and are counted.
 Producers **insert**, learners **fetch** by id and **update priorities**; the sampling index is the learner's own
 (``learner.replay_index``). An item leaves only by **eviction**, the oldest first, when newer ones need its room.
 
-    inserted_total = resident + evicted_total                           (all in valid transitions, kept in the store)
+    inserted_total = resident + evicted_total + lost_total              (all in valid transitions, kept in the store)
     items <= capacity        bytes <= capacity_bytes                    (bytes of payloads)
 
 An insert is idempotent by (environment, run, row), and one with the evictions that it causes: nobody ever sees more
@@ -23,6 +23,11 @@ than the capacity, or an item half there. **Ids** grow by one from item to item 
 the data was lost or cleared: the ids of what is there are a range, and an old id finds nothing. What refers to an
 evicted item is ignored. Payloads never change, so what is fetched is what was inserted. ``epoch`` names the data: when
 it changes, all that was there is lost, and so are the ids that a learner still knows.
+
+**A backend that goes back** to older data than it had (Redis, from a dump or a log without its end) is noticed by the
+``mark`` of the last answered change. A FIFO that went back is emptied, under another epoch: which of its items were
+trained already nobody knows any more. A replay keeps what is there, under the same epoch: ``lost_total`` tells what is
+gone, and its ids do not come again.
 
 Errors: ``UnreachableError`` where the backend stays away beyond its deadline, ``StoreFull`` where it has no memory left
 now, any other ``StoreError`` where it refuses for good or a payload is damaged.
@@ -124,6 +129,12 @@ class Fifo(Protocol):
     def epoch(self) -> str:
         """Names the data: another one than before means that what was there is lost."""
 
+    def mark(self) -> str:
+        """How far the books have come, as of the last change or ``epoch()``: for ``expect``, after a restart."""
+
+    def expect(self, mark: str) -> None:
+        """What the backend holds must not be older than ``mark``; the next call sees to what is."""
+
     def check(self, unroll_bytes: int | None = None) -> None:
         """Whether the backend can hold what it may come to hold; logs the arithmetic.
 
@@ -171,6 +182,7 @@ class InsertResult(NamedTuple):
         evicted_valid: Their valid transitions.
         repeated: Items that were inserted before.
         epoch: Names the data they were inserted into. Empty where nothing was asked of the store.
+        lost_total: As in ``ReplayCounts``.
     """
 
     ids: list[int | None]
@@ -178,6 +190,7 @@ class InsertResult(NamedTuple):
     evicted_valid: int
     repeated: int
     epoch: str
+    lost_total: int
 
 
 class ReplayCounts(NamedTuple):
@@ -190,6 +203,7 @@ class ReplayCounts(NamedTuple):
         items: Items that are there.
         bytes: Bytes of their payloads.
         inserted_items: Items ever inserted: what the samples-per-insert limiter goes on from.
+        lost_total: Valid transitions that were inserted and are gone without eviction.
     """
 
     inserted_total: int
@@ -198,6 +212,7 @@ class ReplayCounts(NamedTuple):
     items: int
     bytes: int
     inserted_items: int
+    lost_total: int
 
 
 class Entries(NamedTuple):
@@ -250,6 +265,12 @@ class Replay(Protocol):
 
     def epoch(self) -> str:
         """Names the data: another one than before means that what was there is lost."""
+
+    def mark(self) -> str:
+        """How far the books have come, as of the last change or ``epoch()``: for ``expect``, after a restart."""
+
+    def expect(self, mark: str) -> None:
+        """What the backend holds must not be older than ``mark``; the next call sees to what is."""
 
     def check(self, unroll_bytes: int | None = None) -> None:
         """Whether the backend can hold what it may come to hold; logs the arithmetic.

@@ -180,6 +180,13 @@ class MemoryFifo:
         """Names the data."""
         return self._state.epoch
 
+    def mark(self) -> str:
+        """Memory never goes back."""
+        return ""
+
+    def expect(self, mark: str) -> None:
+        """Memory never goes back."""
+
     def check(self, unroll_bytes: int | None = None) -> None:
         """Compares the capacity with this host's memory; logs the arithmetic.
 
@@ -286,6 +293,7 @@ class MemoryReplay:
                 evicted_valid=sum(valid for _, valid in evicted),
                 repeated=ids.count(None),
                 epoch=state.epoch if items else "",
+                lost_total=0,
             )
 
     def fetch(self, ids: list[int]) -> list[bytes | None]:
@@ -325,6 +333,7 @@ class MemoryReplay:
                 len(state.items),
                 state.bytes,
                 state.next_id - state.base_id,
+                0,
             )
 
     def stored_index(self) -> dict[tuple[int, int], int]:
@@ -335,6 +344,13 @@ class MemoryReplay:
     def epoch(self) -> str:
         """Names the data."""
         return self._state.epoch
+
+    def mark(self) -> str:
+        """Memory never goes back."""
+        return ""
+
+    def expect(self, mark: str) -> None:
+        """Memory never goes back."""
 
     def check(self, unroll_bytes: int | None = None) -> None:
         """Compares the capacity with this host's memory; logs the arithmetic.

@@ -1,20 +1,29 @@
 #!lua
 -- Appends items, each once, as far as the capacity allows.
---   KEYS  stream, books, last, epoch, replies
---   ARGV  group, new epoch, capacity, drop_oldest (0 | 1), producer, token, then per item:
+--   KEYS  stream, books, last, epoch, replies, owner
+--   ARGV  group, new epoch, capacity, drop_oldest (0 | 1), producer, call, owner's token, mark, then per item:
 --         environment, run, row, next_index, valid, payload
---   reply {stored, repeated, dropped, epoch}
+--   reply {stored, repeated, dropped, epoch, mark}
 -- Without flags the server refuses the whole script when it is out of memory: nothing is half done.
 -- include runs
+-- include guard
+-- include fifo_mark
 local stream, books, last, epoch, replies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, capacity, drop, producer, token = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5], ARGV[6]
+local FIELDS, FIRST = 6, 9
+
+local refusal = fenced(KEYS[6], ARGV[7])
+if refusal then return refusal end
+if went_back(epoch, books, ARGV[8]) then
+  redis.call('DEL', stream, books, last, epoch, replies) -- nobody knows which of its items are trained already
+end
 
 -- A call that was carried out while its reply was lost is answered with that reply.
 local previous = redis.call('HGET', replies, producer)
 if previous then
   local old, stored, repeated, dropped = string.match(previous, '^(%S+) (%d+) (%d+) (%d+)$')
   if old == token then
-    return {tonumber(stored), tonumber(repeated), tonumber(dropped), redis.call('GET', epoch)}
+    return {tonumber(stored), tonumber(repeated), tonumber(dropped), redis.call('GET', epoch), mark_of(epoch, books)}
   end
 end
 if redis.call('SET', epoch, ARGV[2], 'NX') then
@@ -42,11 +51,11 @@ local function drop_oldest_untaken()
 end
 
 local environments = {}
-for i = 7, #ARGV, 6 do environments[#environments + 1] = ARGV[i] end
+for i = FIRST, #ARGV, FIELDS do environments[#environments + 1] = ARGV[i] end
 local runs_of, changed = load_runs(last, environments), {}
 
 local stored, repeated, dropped, added = 0, 0, 0, 0
-for i = 7, #ARGV, 6 do
+for i = FIRST, #ARGV, FIELDS do
   local environment, run, row, next_index = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   if is_repeat(runs_of[environment], run, row) then
     repeated = repeated + 1
@@ -67,8 +76,9 @@ for i = 7, #ARGV, 6 do
 end
 
 save_runs(last, runs_of, changed)
+redis.call('HINCRBY', books, 'changes', 1)
 if added ~= 0 then redis.call('HINCRBY', books, 'put_total', added) end
 if dropped ~= 0 then redis.call('HINCRBY', books, 'dropped_total', dropped) end
 if added ~= dropped then redis.call('HINCRBY', books, 'waiting', added - dropped) end
 redis.call('HSET', replies, producer, string.format('%s %d %d %d', token, stored, repeated, dropped))
-return {stored, repeated, dropped, redis.call('GET', epoch)}
+return {stored, repeated, dropped, redis.call('GET', epoch), mark_of(epoch, books)}

@@ -34,6 +34,7 @@ BACKOFF_BASE_SECONDS = 0.05
 BACKOFF_CAP_SECONDS = 1.0
 STOPPED_SECONDS = 2.0
 LOG_SECONDS = 60.0
+FENCED = "FENCED "  # guard.lua
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 _QUERY = ("db", "ssl_ca_certs")
 _TRANSIENT_CODES = ("LOADING", "MISCONF", "READONLY", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
@@ -58,6 +59,8 @@ class StoreSettings(Protocol):
     def capacity(self) -> int: ...
     @property
     def when_full(self) -> str: ...
+    @property
+    def lease_seconds(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,12 @@ class RedisLink:
         if state is not None:
             self.client.connection_pool.disconnect()
             return self._transient(state, error)
+        if str(error).startswith(FENCED):
+            name, _, since = str(error).removeprefix(FENCED).rpartition(" since ")
+            return StoreError(
+                f"{name} took the store at {self.server.url} over at {utc(since)}: this learner did not renew its "
+                "lease in time (was it stopped, or cut off?) and writes nothing any more"
+            )
         if isinstance(error, redis.exceptions.OutOfMemoryError):
             if self._full_said.due():
                 log.warning("%s: Redis is full (%s): nothing is stored until it has room", self._name, error)
@@ -275,6 +284,11 @@ class RedisLink:
         if self._said.due():
             log.warning("%s: Redis at %s, state %s: %s; trying again", self._name, server.url, state, error)
         return TransientRedisError(state, self._backoff.compute(min(self._failures, 16)))
+
+
+def utc(seconds: str) -> str:
+    """Unix time in words."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(seconds)))
 
 
 class TransientRedisError(Exception):

@@ -5,14 +5,19 @@ Keys, all under ``<prefix>:replay:``
     key       type    holds
     payloads  hash    id -> payload
     entries   hash    id -> 16 bytes: priority (float64), valid transitions (uint32), bytes of the payload (uint32)
-    books     hash    inserted_total, evicted_total, resident, bytes; base_id, first_id, next_id: what is there has the
-                      ids from first_id up to next_id, and base_id was the first ever
+    books     hash    inserted_total, evicted_total, lost_total, resident, bytes; base_id, first_id, next_id: what is
+                      there has ids from first_id up to next_id, and base_id was the first ever
     last      hash    environment -> "run row next_index;..." of the last insert of its latest runs
     epoch     string  random; made with the books, so it changes when the data was lost
     replies   hash    producer -> "token ..." and the reply of its last insert
 
+``<prefix>:owner`` tells whose store it is (``pipeline.store.ownership``).
+
 Every change is one script (``replay_*.lua`` beside this module), idempotent, so it is sent again after any connection
 error. Commands of Redis 7.0 only.
+
+A Redis that comes back with older data than it had (a dump, or a log without its last second) has older books than the
+``mark`` of the last change that was answered, which every call carries: ``replay_mark.lua`` brings them up to it.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ from pipeline.store.interface import (
     check_priorities,
     check_sizes,
 )
+from pipeline.store.ownership import Claim
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings
 from pipeline.store.scripts import read_runs, script
 
@@ -68,6 +74,7 @@ class RedisReplay:
         capacity_bytes: Bytes of payloads held at most; None: no such bound.
         producer: Stable name, no spaces. Two instances that insert at the same time need two names.
         stop: Ends waiting early.
+        claim: Shared by the instances of a process; None: whose store it is is not asked.
     """
 
     def __init__(
@@ -79,13 +86,17 @@ class RedisReplay:
         capacity_bytes: int | None = None,
         producer: str,
         stop: StopToken | None = None,
+        claim: Claim | None = None,
     ) -> None:
         self._link = RedisLink(server, f"{prefix}:{producer}:replay", stop or StopToken())
         names = ("payloads", "entries", "books", "last", "epoch", "replies")
         self._keys = [f"{prefix}:replay:{name}" for name in names]
         self._payloads, self._entries, self._books, self._last, self._epoch, _ = self._keys
+        self._owner = f"{prefix}:owner"
+        self._claim = claim or Claim()
         self._insert_script, self._update_script = self._script("insert"), self._script("update")
         self._counts_script, self._ensure_script = self._script("counts"), self._script("ensure")
+        self._clear_script = self._link.client.register_script(script("clear"))
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
         self._producer = producer
@@ -94,7 +105,7 @@ class RedisReplay:
 
     @classmethod
     def from_settings(
-        cls, section: StoreSettings, replay: ReplaySettings, producer: str, stop: StopToken
+        cls, section: StoreSettings, replay: ReplaySettings, producer: str, stop: StopToken, claim: Claim
     ) -> RedisReplay:
         """From the sections ``store`` and ``replay`` of the configuration.
 
@@ -108,6 +119,7 @@ class RedisReplay:
             capacity_bytes=replay.capacity_bytes,
             producer=producer,
             stop=stop,
+            claim=claim,
         )
 
     def check(self, unroll_bytes: int | None = None) -> None:
@@ -135,7 +147,7 @@ class RedisReplay:
         """
         check_priorities([item.priority for item in items])
         check_sizes(items, self._capacity_bytes)
-        result = InsertResult([], [], 0, 0, "")
+        result = InsertResult([], [], 0, 0, "", 0)
         for chunk in _chunks(items):
             try:
                 result = _joined(result, self._insert(chunk))
@@ -148,12 +160,14 @@ class RedisReplay:
     def _insert(self, items: list[Insert]) -> InsertResult:
         self._calls += 1
         arguments: list[Any] = [uuid.uuid4().hex, self._capacity, self._capacity_bytes or 0]
-        arguments += (self._producer, f"{self._token}-{self._calls}")
+        arguments += (self._producer, f"{self._token}-{self._calls}", self._claim.token, self._claim.mark)
         for item in items:
             arguments += item[:6]
             arguments.append(_PRIORITY.pack(item.priority))
-        reply = self._link.call(lambda client: self._insert_script(self._keys, arguments, client))
-        first, mask, evicted_from, evicted, valid, epoch = reply
+        keys = [*self._keys, self._owner]
+        reply = self._link.call(lambda client: self._insert_script(keys, arguments, client))
+        first, mask, evicted_from, evicted, valid, epoch, mark = reply
+        self._claim.mark = mark.decode()
         ids = iter(range(int(first), int(first) + len(items)))
         return InsertResult(
             ids=[next(ids) if here == ord("1") else None for here in mask],
@@ -161,6 +175,7 @@ class RedisReplay:
             evicted_valid=int(valid),
             repeated=mask.count(b"0"),
             epoch=epoch.decode(),
+            lost_total=int(mark.rsplit(b" ", 1)[1]),
         )
 
     def fetch(self, ids: list[int]) -> list[bytes | None]:
@@ -192,8 +207,8 @@ class RedisReplay:
         check_priorities(priorities)
         pairs = [(int(key), _PRIORITY.pack(priority)) for key, priority in zip(ids, priorities, strict=True)]
         for chunk in _slices(pairs, UPDATE_ITEMS):
-            arguments = list(chain.from_iterable(chunk))
-            self._link.call(lambda client, a=arguments: self._update_script([self._entries], a, client))  # type: ignore[misc]
+            keys, arguments = [self._entries, self._owner], [self._claim.token, *chain.from_iterable(chunk)]
+            self._link.call(lambda client, k=keys, a=arguments: self._update_script(k, a, client))  # type: ignore[misc]
 
     def entries(self) -> Entries:
         """All that is there when the call begins, less what is evicted meanwhile.
@@ -225,13 +240,25 @@ class RedisReplay:
 
     def epoch(self) -> str:
         """Names the data: another one than before means that Redis lost what it held (all of it) in between."""
-        keys, arguments = [self._books, self._epoch], [uuid.uuid4().hex]
-        epoch: bytes = self._link.call(lambda client: self._ensure_script(keys, arguments, client))
-        return epoch.decode()
+        keys = [self._payloads, self._entries, self._books, self._epoch, self._owner]
+        arguments = [uuid.uuid4().hex, self._claim.token, self._claim.mark]
+        epoch, mark = self._link.call(lambda client: self._ensure_script(keys, arguments, client))
+        self._claim.mark = mark.decode()
+        return str(epoch.decode())
+
+    def mark(self) -> str:
+        """How far the books have come, as of the last insert or ``epoch()``."""
+        return self._claim.mark
+
+    def expect(self, mark: str) -> None:
+        """What Redis holds must not be older than ``mark``, of an earlier time; else the books tell what is lost."""
+        self._claim.mark = mark
 
     def clear(self) -> None:
         """Deletes everything under the prefix, for a run that begins anew: items, books and epoch."""
-        self._link.call(lambda client: client.unlink(*self._keys))
+        keys = [self._owner, *self._keys]
+        self._link.call(lambda client: self._clear_script(keys, [self._claim.token], client))
+        self._claim.mark = ""
 
     def close(self) -> None:
         """Closes the connection."""
@@ -249,6 +276,7 @@ def _joined(first: InsertResult, second: InsertResult) -> InsertResult:
         evicted_valid=first.evicted_valid + second.evicted_valid,
         repeated=first.repeated + second.repeated,
         epoch=second.epoch,
+        lost_total=second.lost_total,
     )
 
 

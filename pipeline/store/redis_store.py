@@ -4,16 +4,22 @@ Keys, all under ``<prefix>:``
 
     key      type    holds
     unrolls  stream  one entry per item, fields v (valid transitions) and p (payload); group "learners"
-    books    hash    put_total, acknowledged_total, dropped_total, waiting
+    books    hash    put_total, acknowledged_total, dropped_total, waiting; changes (of the items, ever)
     last     hash    environment -> "run row next_index;..." of the last put of each of its latest runs
     epoch    string  random; made with the group, so it changes when the data was lost
     replies  hash    producer -> "token stored repeated dropped" of its last put
     alive    hash    consumer -> Unix time of its last acknowledgement
+    owner    hash    whose store it is (``pipeline.store.ownership``)
 
 Every change is one script (``*.lua`` beside this module), idempotent, so it is sent again after any connection error.
 Taking is XREADGROUP on a connection of its own: its reply may be lost after the server marked the items as taken, so
 after every error, and at the start, the own pending list is read from the last item that did arrive (``_cursor``),
 before anything new. Nothing is taken twice by one name, and nothing taken is lost. Commands of Redis 7.0 only.
+
+A Redis that comes back with older data than it had (a dump, or a log without its last second) would offer again what
+was trained. Every call carries the ``mark`` of the last change that was answered; where the books are behind it, they
+and the items are deleted, and the epoch is another one. What a take finds at or before its cursor, in the same epoch,
+this name took before: it is passed over.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from pipeline.errors import StoreError
 from pipeline.stopping import StopToken
 from pipeline.store import redis_limits
 from pipeline.store.interface import Item, Put, PutResult, StoreCounts
+from pipeline.store.ownership import Claim
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings, TransientRedisError
 from pipeline.store.scripts import read_runs, script
 
@@ -38,6 +45,7 @@ GROUP = "learners"
 BLOCK_SECONDS = 1.0
 DEAD_CONSUMER_SECONDS = 600.0
 REQUEUE_ITEMS = 64
+LOOK_SECONDS = 1.0  # between two looks of a taker at owner and mark; below any lease
 PUT_ITEMS = 256  # of one script call: bounds how long the server is busy with it
 PUT_BYTES = 64 * 2**20
 
@@ -50,7 +58,7 @@ class _Scripts:
             return client.register_script(script(name))
 
         self.put, self.acknowledge, self.counts = load("put"), load("acknowledge"), load("counts")
-        self.ensure, self.requeue = load("ensure"), load("requeue")
+        self.ensure, self.requeue, self.clear = load("ensure"), load("requeue"), load("clear")
 
 
 class RedisFifo:
@@ -66,6 +74,7 @@ class RedisFifo:
         stop: Ends waiting early.
         dead_consumer_seconds: What another consumer took goes back into the stream when that one was not heard of for
             so long.
+        claim: Shared by the instances of a process; None: whose store it is is not asked.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class RedisFifo:
         consumer: str,
         stop: StopToken | None = None,
         dead_consumer_seconds: float = DEAD_CONSUMER_SECONDS,
+        claim: Claim | None = None,
     ) -> None:
         self._stop = stop or StopToken()
         self._commands = RedisLink(server, f"{prefix}:{consumer}:commands", self._stop)
@@ -87,6 +97,8 @@ class RedisFifo:
         self._stream, self._books, self._last, self._epoch, self._replies, self._alive = (
             f"{prefix}:{name}" for name in names
         )
+        self._owner = f"{prefix}:owner"
+        self._claim = claim or Claim()
         self._capacity = capacity
         self._drop_oldest = when_full == "drop_oldest"
         self._was_full = False  # the last put did not fit
@@ -96,10 +108,11 @@ class RedisFifo:
         self._cursor = "0"  # id of the last item that arrived here
         self._pending = True  # the own pending list may hold items after the cursor
         self._dead_consumer_seconds = dead_consumer_seconds
-        self._next_requeue = 0.0
+        self._next_requeue = self._next_look = 0.0
+        self._known_epoch = ""  # at the last look
 
     @classmethod
-    def from_settings(cls, section: StoreSettings, consumer: str, stop: StopToken) -> RedisFifo:
+    def from_settings(cls, section: StoreSettings, consumer: str, stop: StopToken, claim: Claim) -> RedisFifo:
         """From the section ``store`` of the configuration.
 
         Raises:
@@ -113,6 +126,7 @@ class RedisFifo:
             when_full=section.when_full,
             consumer=consumer,
             stop=stop,
+            claim=claim,
         )
 
     def check(self, unroll_bytes: int | None = None) -> None:
@@ -155,13 +169,14 @@ class RedisFifo:
     def _put(self, items: list[Put]) -> tuple[int, int, int, bytes]:
         self._calls += 1
         arguments: list[Any] = [GROUP, uuid.uuid4().hex, self._capacity, int(self._drop_oldest), self._consumer]
-        arguments.append(f"{self._token}-{self._calls}")
+        arguments += (f"{self._token}-{self._calls}", self._claim.token, self._claim.mark)
         for item in items:
             arguments += item
-        keys = [self._stream, self._books, self._last, self._epoch, self._replies]
-        stored, repeated, dropped, epoch = self._commands.call(
+        keys = [self._stream, self._books, self._last, self._epoch, self._replies, self._owner]
+        stored, repeated, dropped, epoch, mark = self._commands.call(
             lambda client: self._scripts.put(keys, arguments, client)
         )
+        self._claim.mark = mark.decode()
         return int(stored), int(repeated), int(dropped), epoch
 
     def take(self, count: int, timeout_seconds: float) -> list[Item]:
@@ -175,10 +190,10 @@ class RedisFifo:
         while True:
             left = deadline - time.monotonic()
             try:
-                self._requeue_dead()
+                self._look()
                 items = self._read(count, min(left, BLOCK_SECONDS))
             except TransientRedisError as transient:
-                self._pending = True
+                self._pending, self._next_look = True, 0.0
                 items = []
                 self._stop.wait(max(0.0, min(transient.delay_seconds, left)))
             if items or self._stop.stopped or time.monotonic() >= deadline:
@@ -209,29 +224,48 @@ class RedisFifo:
             self._begin_again()
             return []
         entries: list[Any] = reply[0][1] if reply else []
+        if entries and start == ">" and _place(entries[0][0].decode()) <= _place(self._cursor):
+            entries = self._not_taken_before(entries)
         if entries:
             self._cursor = entries[-1][0].decode()
         return entries
 
+    def _not_taken_before(self, entries: list[Any]) -> list[Any]:
+        """Redis offers as new what stands at or before the cursor: it went back, or it is another stream."""
+        epoch = self._known_epoch
+        self._known_epoch = self._commands.attempt(self._ensure)
+        if self._known_epoch != epoch:  # its clock went back too
+            return entries
+        fresh = [entry for entry in entries if _place(entry[0].decode()) > _place(self._cursor)]
+        log.warning("Redis came back with older data: %d unrolls were taken before", len(entries) - len(fresh))
+        return fresh
+
     def _begin_again(self) -> None:
         """The group is missing: a new Redis, or one that lost its data."""
-        self._commands.attempt(self._ensure)
+        self._known_epoch = self._commands.attempt(self._ensure)
         if self._cursor != "0":
             log.warning("Redis lost what it held under %s (restarted without persistence, or flushed)", self._stream)
         self._cursor = "0"
 
     def _ensure(self, client: redis.Redis) -> str:
-        keys = [self._stream, self._epoch, self._books, self._last, self._replies]
-        epoch: bytes = self._scripts.ensure(keys, [GROUP, uuid.uuid4().hex], client)
-        return epoch.decode()
+        keys = [self._stream, self._epoch, self._books, self._last, self._replies, self._owner]
+        arguments = [GROUP, uuid.uuid4().hex, self._claim.token, self._claim.mark]
+        epoch, mark = self._scripts.ensure(keys, arguments, client)
+        self._claim.mark = mark.decode()
+        return str(epoch.decode())
 
-    def _requeue_dead(self) -> None:
+    def _look(self) -> None:
+        """Before a take, now and then: is the group there, the store still ours, and not older than the mark?"""
         now = time.monotonic()
-        if now < self._next_requeue:
-            return
-        self._commands.attempt(self._ensure)
-        arguments = [GROUP, self._consumer, int(self._dead_consumer_seconds * 1000), REQUEUE_ITEMS]
-        keys = [self._stream, self._alive]
+        if now >= self._next_look:
+            self._known_epoch = self._commands.attempt(self._ensure)
+            self._next_look = now + LOOK_SECONDS
+        if now >= self._next_requeue:
+            self._requeue_dead(now)
+
+    def _requeue_dead(self, now: float) -> None:
+        arguments = [GROUP, self._consumer, int(self._dead_consumer_seconds * 1000), REQUEUE_ITEMS, self._claim.token]
+        keys = [self._stream, self._alive, self._owner]
         moved = self._commands.attempt(lambda client: self._scripts.requeue(keys, arguments, client))
         if moved:
             log.warning(
@@ -249,11 +283,12 @@ class RedisFifo:
         """
         if not items:
             return
-        arguments: list[Any] = [GROUP, self._consumer]
+        arguments: list[Any] = [GROUP, self._consumer, self._claim.token, self._claim.mark]
         for item in items:
             arguments += (item.handle, item.valid)
-        keys = [self._stream, self._books, self._alive]
-        self._commands.call(lambda client: self._scripts.acknowledge(keys, arguments, client))
+        keys = [self._stream, self._books, self._alive, self._epoch, self._owner]
+        _, mark = self._commands.call(lambda client: self._scripts.acknowledge(keys, arguments, client))
+        self._claim.mark = mark.decode() or self._claim.mark
 
     def counts(self) -> StoreCounts:
         """The books, read under one cut. After Redis lost its data they begin at 0 and ``epoch`` differs."""
@@ -262,8 +297,15 @@ class RedisFifo:
 
     def epoch(self) -> str:
         """Names the data: another one than before means that Redis lost what it held (all of it) in between."""
-        value = self._commands.call(lambda client: client.get(self._epoch))
-        return value.decode() if isinstance(value, bytes) else self._commands.call(self._ensure)
+        return self._commands.call(self._ensure)
+
+    def mark(self) -> str:
+        """How far the books have come, as of the last change or ``epoch()``."""
+        return self._claim.mark
+
+    def expect(self, mark: str) -> None:
+        """What Redis holds must not be older than ``mark``, of an earlier time; else it counts as lost."""
+        self._claim.mark = mark
 
     def stored_index(self) -> dict[tuple[int, int], int]:
         """(environment, run) -> next_index of its last put, of the latest runs of each environment."""
@@ -272,13 +314,20 @@ class RedisFifo:
 
     def clear(self) -> None:
         """Deletes everything under the prefix, for a run that begins anew: books, items and epoch."""
-        keys = [self._stream, self._books, self._last, self._epoch, self._replies, self._alive]
-        self._commands.call(lambda client: client.delete(*keys))
+        keys = [self._owner, self._stream, self._books, self._last, self._epoch, self._replies, self._alive]
+        self._commands.call(lambda client: self._scripts.clear(keys, [self._claim.token], client))
+        self._claim.mark = ""
 
     def close(self) -> None:
         """Closes both connections."""
         self._commands.close()
         self._reads.close()
+
+
+def _place(key: str) -> tuple[int, int]:
+    """The order of stream ids: milliseconds, number."""
+    milliseconds, _, number = key.partition("-")
+    return int(milliseconds), int(number or 0)
 
 
 def _items(entries: list[Any]) -> list[Item]:

@@ -1,15 +1,21 @@
 #!lua
 -- Inserts items, each once, and evicts the oldest as far as the capacities demand.
---   KEYS  payloads, entries, books, last, epoch, replies
---   ARGV  new epoch, capacity, capacity in bytes (0: none), producer, token, then per item:
+--   KEYS  payloads, entries, books, last, epoch, replies, owner
+--   ARGV  new epoch, capacity, capacity in bytes (0: none), producer, call, owner's token, mark, then per item:
 --         environment, run, row, next_index, valid, payload, priority (8 bytes)
---   reply {first id inserted, mask, first id evicted, evicted items, evicted valid, epoch}; the mask has a character for
+--   reply {first id inserted, mask, first id evicted, evicted items, evicted valid, epoch, mark}; the mask has a character for
 --         each item: 1 inserted, 0 repeated
 -- Without flags the server refuses the whole script when it is out of memory: nothing is half done.
 -- include runs
+-- include guard
+-- include replay_mark
 local payloads, entries, books, last, epoch, replies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local capacity, capacity_bytes, producer, token = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local FIELDS, FIRST = 7, 6
+local FIELDS, FIRST = 7, 8
+
+local refusal = fenced(KEYS[7], ARGV[6])
+if refusal then return refusal end
+catch_up(payloads, entries, books, epoch, ARGV[7])
 
 -- Numbers travel as text: Lua would write a large one with an exponent.
 local function text(number) return string.format('%.0f', number) end
@@ -19,7 +25,7 @@ local previous = redis.call('HGET', replies, producer)
 if previous then
   local old, id, mask, evicted_from, evicted, valid = string.match(previous, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   if old == token then
-    return {id, mask, evicted_from, evicted, valid, redis.call('GET', epoch)}
+    return {id, mask, evicted_from, evicted, valid, redis.call('GET', epoch), mark_of(epoch, books)}
   end
 end
 if redis.call('SET', epoch, ARGV[1], 'NX') then
@@ -35,10 +41,14 @@ local inserted_from, evicted_from, evicted_valid = next_id, first_id, 0
 
 local function evict()
   local id = text(first_id)
-  local _, valid, size = struct.unpack('<dI4I4', redis.call('HGET', entries, id))
-  redis.call('HDEL', payloads, id)
-  redis.call('HDEL', entries, id)
-  first_id, bytes, evicted_valid = first_id + 1, bytes - size, evicted_valid + valid
+  local entry = redis.call('HGET', entries, id)
+  if entry then -- else it was lost: replay_mark.lua
+    local _, valid, size = struct.unpack('<dI4I4', entry)
+    redis.call('HDEL', payloads, id)
+    redis.call('HDEL', entries, id)
+    bytes, evicted_valid = bytes - size, evicted_valid + valid
+  end
+  first_id = first_id + 1
 end
 
 local environments = {}
@@ -76,5 +86,5 @@ end
 local reply = {text(inserted_from), table.concat(mask), text(evicted_from), text(first_id - evicted_from),
   text(evicted_valid)}
 redis.call('HSET', replies, producer, token .. ' ' .. table.concat(reply, ' '))
-reply[6] = redis.call('GET', epoch)
+reply[6], reply[7] = redis.call('GET', epoch), mark_of(epoch, books)
 return reply

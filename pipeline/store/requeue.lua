@@ -1,9 +1,12 @@
 #!lua flags=allow-oom
 -- Puts back what consumers took that have not been heard of for long: at the end of the stream, for anyone to take.
---   KEYS  stream, alive
---   ARGV  group, own consumer, idle milliseconds, most items
+--   KEYS  stream, alive, owner
+--   ARGV  group, own consumer, idle milliseconds, most items, owner's token
 --   reply items put back
 -- An old handle of such an item ends nothing any more (acknowledge.lua: XDEL finds no entry), so it is counted once.
+-- include guard
+local refusal = fenced(KEYS[3], ARGV[5])
+if refusal then return refusal end
 local stream, group, own, idle, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = tonumber(redis.call('TIME')[1]) * 1000
 local moved = 0

@@ -76,18 +76,18 @@ def test_what_is_inserted_is_fetched(make_replay: ReplayFactory) -> None:
     assert make_replay(producer="other").fetch(ids) == expected
     assert table(replay.entries()) == {first: (0.25, 5), first + 1: (1.0, 3), first + 2: (1.0, 5)}
     size = sum(len(x.payload) for x in (item(0), item(5), item(0)))
-    assert replay.counts() == (13, 0, 13, 3, size, 3)
+    assert replay.counts() == (13, 0, 13, 3, size, 3, 0)
 
 
 def test_empty_calls_do_nothing(make_replay: ReplayFactory) -> None:
     replay = make_replay()
-    assert replay.insert([]) == ([], [], 0, 0, "")
+    assert replay.insert([]) == ([], [], 0, 0, "", 0)
     assert replay.fetch([]) == [] and replay.fetch([7]) == [None]
     replay.update_priorities([], [])
     replay.update_priorities([7], [1.0])
     entries = replay.entries()
     assert [x.dtype for x in entries] == [np.int64, np.float64, np.int64] and len(entries.ids) == 0
-    assert replay.counts() == (0, 0, 0, 0, 0, 0)
+    assert replay.counts() == (0, 0, 0, 0, 0, 0, 0)
     assert replay.stored_index() == {}
 
 
@@ -103,7 +103,7 @@ def test_a_repeat_is_neither_stored_nor_counted(make_replay: ReplayFactory) -> N
 def test_a_repeat_after_the_eviction_is_still_one(make_replay: ReplayFactory) -> None:
     replay = make_replay(capacity=1)
     replay.insert([item(0), item(0, environment=2)])
-    assert make_replay(capacity=1, producer="other").insert([item(0)]) == ([None], [], 0, 1, replay.epoch())
+    assert make_replay(capacity=1, producer="other").insert([item(0)]) == ([None], [], 0, 1, replay.epoch(), 0)
 
 
 def test_the_oldest_makes_room(make_replay: ReplayFactory) -> None:
@@ -187,7 +187,7 @@ def test_a_cleared_store_is_another_one_with_other_ids(make_replay: ReplayFactor
     replay = make_replay()
     epoch, ids = replay.epoch(), [x or 0 for x in replay.insert([item(row) for row in range(5)]).ids]
     replay.clear()
-    assert replay.epoch() != epoch and replay.counts() == (0, 0, 0, 0, 0, 0) and replay.stored_index() == {}
+    assert replay.epoch() != epoch and replay.counts() == (0, 0, 0, 0, 0, 0, 0) and replay.stored_index() == {}
     new = replay.insert([item(row) for row in range(5)])
     assert new.repeated == 0 and new.epoch == replay.epoch()
     assert min(x or 0 for x in new.ids) > max(ids), "ids never come again"

@@ -85,7 +85,7 @@ def test_an_insert_whose_reply_is_lost_gives_that_reply(proxy: FlakyProxy, make_
     batch = [*items(1, 2, 3), Insert(1, 2, 5, 6, 1, b"5 precious", 0.5)]
     result = replay.insert(batch)
     assert proxy.lost.is_set()
-    assert result == ([None, ids[1] + 1, ids[1] + 2, ids[1] + 3], ids, 2, 1, replay.epoch())
+    assert result == ([None, ids[1] + 1, ids[1] + 2, ids[1] + 3], ids, 2, 1, replay.epoch(), 0)
     assert replay.counts()[:4] == (5, 2, 3, 3)
 
 

@@ -80,6 +80,7 @@ def test_ends_at_max_steps_and_can_be_evaluated(commands):
 
     played = commands.run("eval", "run", "--episodes", "5", "--json")
     assert played.returncode == 0, played.stdout
+    assert "absl" not in played.stdout
     result = json.loads(played.stdout.splitlines()[-1])
     assert (result["episodes"], result["mode"], len(result["episode_returns"])) == (5, "greedy", 5)
     assert all(1 <= value <= 500 for value in result["episode_returns"])

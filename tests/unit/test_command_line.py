@@ -101,10 +101,10 @@ def test_components(serve: Callable[..., Calls], command: str, module: str, func
 
 
 def test_learner(serve: Callable[..., Calls], tmp_path: Path) -> None:
-    calls = serve("learner.service", "serve")
+    prepared, calls = serve("learner.start", "prepare"), serve("learner.service", "serve")
     assert cli.run_command(["learner", "--config", "cartpole_vtrace", "--run-dir", str(tmp_path), "--resume"]) == 0
     loaded, run_dir, resume, stop = calls[0]
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, Loaded) and prepared == [(loaded.config,)]
     assert (run_dir, resume) == (tmp_path, True)
     assert isinstance(stop, StopToken)
 
@@ -185,7 +185,7 @@ def test_an_unexpected_exception_is_logged_with_its_traceback(
 def test_a_missing_extra_gives_the_install_line(
     serve: Callable[..., Calls], capsys: pytest.CaptureFixture[str], module: str, install: str
 ) -> None:
-    serve("learner.service", "serve", ModuleNotFoundError(f"No module named {module!r}", name=module))
+    serve("learner.start", "prepare", ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert cli.run_command(["learner", "--config", "cartpole_vtrace"]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"error: {module} is not installed: ")
@@ -193,7 +193,7 @@ def test_a_missing_extra_gives_the_install_line(
 
 
 def test_another_missing_module_is_unexpected(serve: Callable[..., Calls], capsys: pytest.CaptureFixture[str]) -> None:
-    serve("learner.service", "serve", ModuleNotFoundError("No module named 'nosuch'", name="nosuch"))
+    serve("learner.start", "prepare", ModuleNotFoundError("No module named 'nosuch'", name="nosuch"))
     assert cli.run_command(["learner", "--config", "cartpole_vtrace"]) == 3
     assert "error: unexpected ModuleNotFoundError: No module named 'nosuch'" in capsys.readouterr().err
 

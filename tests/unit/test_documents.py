@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from pipeline.cli import seedmq
+from pipeline.config.load import load
 
 pytestmark = pytest.mark.unit
 
@@ -51,8 +54,22 @@ def test_commands_and_targets_exist(document: Path) -> None:
             assert target is None or target[1] in known, line
 
 
+@pytest.mark.parametrize("preset", ["atari_r2d2", "dmlab_vtrace"])
+def test_published_settings_are_those_of_the_preset(preset: str) -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
+    section = next(part for part in text.split("\n## ") if part.partition("\n")[0].endswith(f"`{preset}`"))
+    rows = re.findall(r"^\| `([a-z0-9_.]+\.[a-z0-9_.]+)` \| ([^|]+) \|", section, re.MULTILINE)
+    config = load(preset, [], {}).config.model_dump(by_alias=True)
+    for key, shown in rows:
+        value: Any = config
+        for name in key.split("."):
+            value = value[name]
+        assert value == yaml.safe_load(shown), key
+    assert len(rows) > 25
+
+
 def test_presets_that_the_readme_names_exist() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     presets = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
-    named = set(re.findall(r"\b\w+_(?:vtrace|throughput)\b", text))
+    named = set(re.findall(r"\b\w+_(?:vtrace|r2d2|throughput)\b", text))
     assert named and named <= presets

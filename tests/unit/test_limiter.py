@@ -109,6 +109,20 @@ def test_a_change_is_for_what_comes() -> None:
     assert subject.ratio == pytest.approx(4.0, rel=0.02)
 
 
+def test_a_higher_ratio_needs_inserts_to_train_on() -> None:
+    subject = limiter(tolerance=4)
+    subject.inserted(60)
+    while subject.may_sample(4):
+        subject.sampled(4)
+    subject.set_samples_per_insert(8.0)
+    assert subject.ratio is None
+    assert subject.why_no_sample(4) == "waits for inserts: 0 samples on no insert, of 8.00 samples per insert"
+    subject.inserted(3)
+    while subject.may_sample(4):
+        subject.sampled(4)
+    assert subject.ratio == pytest.approx(8.0)
+
+
 def test_a_successor_goes_on_from_the_counters() -> None:
     subject = limiter()
     subject.restore(inserts=110, samples=198)

@@ -6,6 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from pipeline.config.tree import EnvironmentSection
+from pipeline.launch.evaluate import EVALUATION_WORKER
 from pipeline.rows import FIRST, TERMINATED, TRUNCATED
 from workers.environments import make_group, seeds_of
 from workers.recall import RecallEnv, RecallVectorEnv
@@ -83,6 +84,29 @@ def test_a_worker_steps_its_vector_version():
     assert flags == [0, 0, TERMINATED, FIRST, 0, 0, TERMINATED, FIRST]
     assert not any(flag & TRUNCATED for flag in flags)
     group.close()
+
+
+def cues_of(seeds, n, episodes):
+    """Cues [episodes, n] of a group with these seeds; actions are random."""
+    group = make_group(EnvironmentSection(id="workers.recall:Recall-v0", kwargs={"cues": 4, "delay": 1}), n)
+    rng, rows, shown = np.random.default_rng(0), group.reset(seeds), []
+    while len(shown) < episodes:
+        if rows.records["flags"][0] & FIRST:
+            shown.append(rows.leaves[0][:, :-1].argmax(1))
+        rows = group.step(rng.integers(0, 4, n).tobytes())
+    group.close()
+    return np.array(shown)
+
+
+def test_evaluation_draws_cues_evenly_and_apart_from_training():
+    """No cue tells of the one before it, of a neighbour's, or of those that training drew."""
+    n, episodes = 32, 300
+    played = cues_of(seeds_of(1, EVALUATION_WORKER, 0, n), n, episodes)
+    trained = cues_of(seeds_of(1, 0, 0, n), n, episodes)
+    count, error = played.size, np.sqrt(0.25 * 0.75 / played.size)
+    assert np.abs(np.bincount(played.ravel(), minlength=4) / count - 0.25).max() < 4 * error
+    for other in (np.roll(played, 1, 0), np.roll(played, 1, 1), trained):
+        assert abs((played == other).mean() - 0.25) < 4 * error
 
 
 @pytest.mark.parametrize("kwargs", [{"cues": 1}, {"delay": 0}])
