@@ -10,7 +10,7 @@ ARGS   ?=
 LEARNER ?= $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia/version),learner,learner-cpu)
 SOURCES := pipeline broker workers learner
 
-.PHONY: help install run check lint test unit integration system format compose-test clean
+.PHONY: help install run check lint test unit integration system format bench bench-peers compose-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,8 @@ help:
 	@echo "make test         all tests; make unit, make integration, make system: one tier"
 	@echo "make format       formats and fixes what can be fixed by itself"
 	@echo "make compose-test docker-compose for real, from a clean clone: starts, crashes, scaling; COMPOSE_CYCLES=N"
+	@echo "make bench        every benchmark against its baselines: minutes, on a machine that does nothing else"
+	@echo "make bench-peers  the systems that the benchmarks compare with, each in an environment of its own"
 	@echo "make clean        removes .venv and caches; runs/ stays"
 
 install: $(STAMP)
@@ -54,9 +56,21 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench: $(STAMP)
+	$(BIN)/seedmq bench store $(ARGS)
+
+PEERS := $(patsubst benchmarks/peers/%/requirements.txt,.venv-peers/%/.installed,$(wildcard benchmarks/peers/*/requirements.txt))
+
+bench-peers: $(PEERS)
+
+.venv-peers/%/.installed: benchmarks/peers/%/requirements.txt
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -q -r $<
+	@touch $@
+
 compose-test:
 	scripts/compose_test.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""What compressing unrolls costs and saves: python benchmarks/compression.py [--unrolls N] [--json]
+"""What compressing unrolls costs and saves: python -m benchmarks.compression [--unrolls N] [--json]
 
 Real unrolls: 84 x 84 grey ALE frames of three games under random play (T = 20, stack 4), and CartPole's floats.
 Speeds are uncompressed MB per second of CPU time of one thread, so that they mean the same on a busy machine;
@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 import blosc2
 import gymnasium
 import numpy as np
-from ale_py.vector_env import AtariVectorEnv
 
+from benchmarks.unrolls import GAMES, atari_frames, fill, layout_of
 from pipeline.spaces import Leaf
 from pipeline.store.codec import Codec, decode_batch, encode
-from pipeline.unrolls import OBSERVATION, UnrollLayout
+from pipeline.unrolls import UnrollLayout
 
-GAMES = ("pong", "breakout", "seaquest")
-UNROLL_LENGTH, STACK, WARM_UP_STEPS = 20, 4, 100
-FIELD = OBSERVATION + "observation"
+UNROLL_LENGTH, STACK = 20, 4
 
 
 class Method(NamedTuple):
@@ -60,39 +58,14 @@ METHODS = (
 )
 
 
-def layout_of(leaf: Leaf, stack: int) -> UnrollLayout:
-    return UnrollLayout(UNROLL_LENGTH, stack, (leaf,), (), "int32", 6, ())
-
-
-def fill(layout: UnrollLayout, observations: Any, rng: np.random.Generator) -> Any:
-    """Records ``[N, nbytes]`` of observations ``[N, rows, ...]``; the other fields as a policy would leave them."""
-    records = np.zeros((len(observations), layout.nbytes), np.uint8)
-    fields = layout.view(records)
-    fields[FIELD][...] = observations
-    fields["behaviour"][...] = rng.normal(size=fields["behaviour"].shape)
-    fields["action"][...] = rng.integers(0, 6, fields["action"].shape)
-    fields["valid"][...] = 1
-    return records
-
-
 def atari(game: str, unrolls: int) -> tuple[UnrollLayout, Any]:
-    rng = np.random.default_rng(1)
-    layout = layout_of(Leaf("observation", "box", "uint8", (84, 84)), STACK)
-    envs, rows = 8, UNROLL_LENGTH + STACK
-    steps = -(-unrolls // envs) * rows
-    vector = AtariVectorEnv(game, num_envs=envs, num_threads=1, stack_num=1)
-    vector.reset(seed=1)
-    actions = vector.single_action_space.n
-    for _ in range(WARM_UP_STEPS):
-        vector.step(rng.integers(0, actions, envs))
-    frames = np.stack([vector.step(rng.integers(0, actions, envs))[0].reshape(envs, 84, 84) for _ in range(steps)], 1)
-    vector.close()
-    return layout, fill(layout, frames.reshape(-1, rows, 84, 84)[:unrolls], rng)
+    layout = layout_of(Leaf("observation", "box", "uint8", (84, 84)), UNROLL_LENGTH, STACK)
+    return layout, fill(layout, atari_frames(game, unrolls, UNROLL_LENGTH + STACK), np.random.default_rng(1))
 
 
 def cartpole(unrolls: int) -> tuple[UnrollLayout, Any]:
     rng = np.random.default_rng(1)
-    layout = layout_of(Leaf("observation", "box", "float32", (4,)), 1)
+    layout = layout_of(Leaf("observation", "box", "float32", (4,)), UNROLL_LENGTH, 1)
     vector = gymnasium.make_vec("CartPole-v1", num_envs=unrolls)
     vector.reset(seed=1)
     rows = [vector.step(rng.integers(0, 2, unrolls))[0] for _ in range(UNROLL_LENGTH + 1)]

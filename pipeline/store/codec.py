@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
-import lz4.block
+import cramjam
 import numpy as np
 import numpy.typing as npt
 import zstandard
@@ -56,11 +56,18 @@ class Codec(IntEnum):
 
 
 class _Contexts(threading.local):
-    """zstd contexts are not thread-safe and worth keeping: one pair per thread."""
+    """What is not thread-safe and worth keeping, one per thread: zstd contexts, and room for lz4's output."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor()
+        self._scratch = np.empty(0, np.uint8)
+
+    def scratch(self, nbytes: int) -> Records:
+        """At least ``nbytes``, overwritten by the next caller; fresh memory for each unroll would be mapped anew."""
+        if self._scratch.nbytes < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch
 
 
 _contexts = _Contexts()
@@ -98,7 +105,8 @@ def encode(record: Records, layout: UnrollLayout, codec: Codec) -> bytes:
         raise StoreError(f"a record of {raw.nbytes} bytes where the layout has {layout.nbytes}")
     body: Any = raw
     if codec is Codec.LZ4:
-        body = lz4.block.compress(raw, store_size=False)
+        room = _contexts.scratch(cramjam.lz4.compress_block_bound(raw))
+        body = room[: cramjam.lz4.compress_block_into(raw, room.data, store_size=False)].data
     elif codec is Codec.ZSTD:
         body = _contexts.compressor.compress(raw)
     rest = _REST.pack(layout.nbytes, *_NAMES.unpack_from(raw))
@@ -134,12 +142,12 @@ def decode_batch(payloads: Sequence[bytes], layout: UnrollLayout, out: Records |
     """
     records = np.empty((len(payloads), layout.nbytes), np.uint8) if out is None else out
     for row, payload in zip(records, payloads, strict=True):
-        row[:] = np.frombuffer(_open(payload, layout), np.uint8)
+        _open(payload, layout, row)
     return records
 
 
-def _open(payload: bytes, layout: UnrollLayout) -> Any:
-    """The raw record's buffer, exactly ``layout.nbytes`` long."""
+def _open(payload: bytes, layout: UnrollLayout, out: Records) -> None:
+    """The record of one payload into ``out``, uint8 ``[layout.nbytes]``."""
     if len(payload) < HEADER_BYTES:
         raise StoreError(f"a payload of {len(payload)} bytes is shorter than its header")
     magic, version, codec = _FRONT.unpack_from(payload)
@@ -147,34 +155,40 @@ def _open(payload: bytes, layout: UnrollLayout) -> Any:
     raw_length, *names = _REST.unpack_from(payload, _REST_AT)
     if magic != MAGIC or version != VERSION:
         raise StoreError(f"not an unroll payload of version {VERSION}: it begins with {payload[:4].hex()}")
-    name = "unroll of environment {}, run {}, row {}".format(*names)
     whole = memoryview(payload)
     if zlib.crc32(whole[_REST_AT:], zlib.crc32(whole[: _FRONT.size])) != checksum:
-        raise StoreError(f"{name}: damaged payload, its checksum is wrong")
+        raise StoreError(f"{_named(names)}: damaged payload, its checksum is wrong")
     if raw_length != layout.nbytes:
-        raise StoreError(f"{name}: {raw_length} bytes where this learner's layout has {layout.nbytes}")
+        raise StoreError(f"{_named(names)}: {raw_length} bytes where this learner's layout has {layout.nbytes}")
     try:
-        body = _expand(whole[HEADER_BYTES:], codec, layout.nbytes)
-    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError) as error:
-        raise StoreError(f"{name}: damaged payload: {error}") from error
-    if len(body) != layout.nbytes:
-        raise StoreError(f"{name}: damaged payload: {len(body)} of {layout.nbytes} bytes")
-    return body
+        written = _expand(whole[HEADER_BYTES:], codec, out)
+    except (cramjam.DecompressionError, zstandard.ZstdError, ValueError) as error:
+        raise StoreError(f"{_named(names)}: damaged payload: {error}") from error
+    if written != layout.nbytes:
+        raise StoreError(f"{_named(names)}: damaged payload: {written} of {layout.nbytes} bytes")
 
 
-def _expand(body: memoryview, codec: int, limit: int) -> Any:
-    """Decompresses to at most ``limit`` bytes.
+def _named(names: Sequence[int]) -> str:
+    return "unroll of environment {}, run {}, row {}".format(*names)
+
+
+def _expand(body: memoryview, codec: int, out: Records) -> int:
+    """Decompresses into ``out``, never beyond it; bytes written.
 
     Raises:
         ValueError: no such codec, or a length that the frame itself contradicts.
     """
-    if codec == Codec.NONE:
-        return body
     if codec == Codec.LZ4:
-        return lz4.block.decompress(body, uncompressed_size=limit)
-    if codec == Codec.ZSTD:
+        return int(cramjam.lz4.decompress_block_into(body, out.data))
+    if codec == Codec.NONE:
+        raw = np.frombuffer(body, np.uint8)
+    elif codec == Codec.ZSTD:
         # The frame's own length is checked first: zstd allocates what the frame says.
-        if zstandard.frame_content_size(body) != limit:
+        if zstandard.frame_content_size(body) != out.nbytes:
             raise ValueError("the frame's length is not the layout's")
-        return _contexts.decompressor.decompress(body, max_output_size=limit)
-    raise ValueError(f"unknown codec {codec}")
+        raw = np.frombuffer(_contexts.decompressor.decompress(body, max_output_size=out.nbytes), np.uint8)
+    else:
+        raise ValueError(f"unknown codec {codec}")
+    if raw.nbytes == out.nbytes:
+        out[:] = raw
+    return raw.nbytes
