@@ -117,7 +117,7 @@ class Learner:
         )
         self.inference = InferenceLoop(
             self._source,
-            batch=min(config.learner.inference_batch, config.learner.slots),
+            batch=min(config.learner.inference_batch, config.slots),
             in_flight=config.learner.inference_in_flight,
             version=self._version,
             status=self.reporter.status,
@@ -197,14 +197,14 @@ class Learner:
 
     def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
-        assembler = Assembler(agent.layout, config.learner.slots, agent.method.rows_before)
-        table = SlotTable(config.learner.slots)
+        assembler = Assembler(agent.layout, config.slots, agent.method.rows_before)
+        table = SlotTable(config.slots)
         self.evaluation = self._evaluation(agent)
         self.warm_up = WarmUp(self.evaluation.policy, self.stop)
         self.roster = Roster(
             spaces=agent.spaces,
             config_hash=config_hash(config),
-            largest_group=min(config.learner.inference_batch, config.learner.slots),
+            largest_group=min(config.learner.inference_batch, config.slots),
             table=table,
             assembler=assembler,
             ledger=self.ledger,
@@ -221,7 +221,7 @@ class Learner:
             gap_reason="learner_restart" if restored else "seam",
             evaluation=self.evaluation,
         )
-        training = agent.policy(config.learner.slots, config.run.seed)
+        training = agent.policy(config.slots, config.run.seed)
         policy = PolicyBySlot(training, self.evaluation.policy, table.evaluates)
         policy.warm_up()
         if config.evaluation.workers:  # else when the first evaluation worker joins, while the others go on
@@ -256,7 +256,7 @@ class Learner:
             for (_, mine), (_, theirs) in pairs:
                 mine.assign(theirs)
 
-        slots = self.config.learner.slots
+        slots = self.config.slots
         self.fixed_network = fixed
         policy = agent.policy(slots, self.config.run.seed, fixed)
         return Evaluation(policy, copy, self.config.evaluation.episodes, slots)
@@ -340,8 +340,8 @@ class Learner:
 
     def _source(self) -> RequestSource:
         if self.config.broker.placement == "embedded":
-            return EmbeddedSource(self.config, None, LEARNER_ID, self.config.learner.slots)
-        return BrokerSource(self.config, None, LEARNER_ID, self.config.learner.slots)
+            return EmbeddedSource(self.config, None, LEARNER_ID, self.config.slots)
+        return BrokerSource(self.config, None, LEARNER_ID, self.config.slots)
 
     def _check_store(self, stores: Stores) -> None:
         """Before a worker is waited for: is the store there, and fit for use?"""

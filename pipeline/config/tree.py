@@ -137,8 +137,8 @@ class LearnerSection(Section):
     """Devices of the gradients; any overlap with `inference_devices` is allowed."""
     inference_batch: int = Field(512, gt=0)
     """Most rows in one inference batch."""
-    slots: int = Field(1024, gt=0)
-    """Environments served at once; more are refused."""
+    slots: int | None = Field(None, gt=0)
+    """Environments served at once; more are refused. Default: twice those that are configured, at least 1024."""
     inference_in_flight: int = Field(2, ge=1, le=4)
     """Inference batches in flight, so that copying and computing overlap."""
     intra_op_threads: int = Field(0, ge=0)
@@ -355,9 +355,19 @@ class Config(Section):
     security: SecuritySection = Field(default_factory=SecuritySection)
     """Keys."""
 
+    @property
+    def environments(self) -> int:
+        """Environments that are configured, for training and for evaluation."""
+        return self.workers.count * self.workers.envs + self.evaluation.workers * self.evaluation.envs
+
+    @property
+    def slots(self) -> int:
+        """``learner.slots``, or its default: workers of other machines than this one may come too."""
+        return self.learner.slots or max(1024, 2 * self.environments)
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        workers, learner = self.workers, self.learner
+        workers, largest = self.workers, self.learner.inference_batch
         if self.training.algorithm == "vtrace" and self.training.batch_size > self.store.capacity:
             raise ValueError(
                 f"store.capacity = {self.store.capacity} unrolls can never fill "
@@ -375,17 +385,14 @@ class Config(Section):
                 f"training.unroll_length = {self.training.unroll_length}"
             )
         evaluating = self.evaluation.workers * self.evaluation.envs
-        if workers.count * workers.envs + evaluating > learner.slots:
+        if self.environments > self.slots:
             raise ValueError(
                 f"workers.count = {workers.count} times workers.envs = {workers.envs} environments"
                 + (f" and {evaluating} that evaluate" if evaluating else "")
-                + f" do not fit learner.slots = {learner.slots}"
+                + f" do not fit learner.slots = {self.slots}"
             )
         if self.evaluation.solved_return is not None and not self.evaluation.workers:
             raise ValueError("evaluation.solved_return needs evaluation.workers")
-        if self.broker.min_rows > learner.inference_batch:
-            raise ValueError(
-                f"broker.min_rows = {self.broker.min_rows} can never be reached in "
-                f"learner.inference_batch = {learner.inference_batch}"
-            )
+        if (rows := self.broker.min_rows) > largest:
+            raise ValueError(f"broker.min_rows = {rows} can never be reached in learner.inference_batch = {largest}")
         return self

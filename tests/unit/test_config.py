@@ -115,6 +115,20 @@ def test_presets_load_and_round_trip(name: str, tmp_path: Path) -> None:
     assert yaml.safe_load(dump(loaded.config))["environment"]["id"] == loaded.config.environment.id
 
 
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_takes_twice_its_workers(name: str) -> None:
+    before = load(name, environ={}).config
+    loaded = load(name, environ={"SEEDMQ_WORKERS": str(2 * before.workers.count)}).config
+    assert loaded.environments == before.environments + before.workers.count * before.workers.envs <= loaded.slots
+
+
+def test_slots_follow_the_environments_unless_they_are_set(minimal: Path) -> None:
+    assert load(minimal, environ={}).config.slots == 1024, "room for workers of other machines"
+    many = load(minimal, ["workers.count=100", "evaluation.workers=2", "evaluation.envs=30"], {}).config
+    assert (many.environments, many.slots) == (6460, 12920)
+    assert load(minimal, ["learner.slots=64"], {}).config.slots == 64
+
+
 def test_the_presets_are_packaged() -> None:
     expected = {"cartpole_vtrace", "cartpole_throughput", "atari_pong_vtrace", "atari_vtrace", "dmlab_vtrace"}
     expected |= {"cartpole_r2d2", "atari_r2d2", "memory_r2d2", "memory_vtrace"}

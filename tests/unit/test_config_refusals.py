@@ -108,9 +108,9 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
             "(store.capacity from default, training.batch_size from --set)",
         ),
         (
-            ("workers.count=17",),
+            ("workers.count=17", "learner.slots=1024"),
             "workers.count = 17 times workers.envs = 64 environments do not fit learner.slots = 1024 "
-            "(workers.count from --set, workers.envs from default, learner.slots from default)",
+            "(workers.count from --set, workers.envs from default, learner.slots from --set)",
         ),
         (
             ("broker.min_rows=513",),
