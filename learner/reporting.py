@@ -67,7 +67,8 @@ class Reporter:
         self._interval = interval_seconds
         self._began = began
         self._stop = stop
-        self._last: tuple[float, int, int, float] = (time.monotonic(), 0, 0, 0.0)
+        self._last: tuple[float, int, int, float, int] = (time.monotonic(), 0, 0, 0.0, 0)
+        self._idle = False  # no update in the last interval
         self._status: dict[str, Any] = {"state": "waiting for the first worker"}
         self._rates: dict[str, float] = {}
 
@@ -134,7 +135,7 @@ class Reporter:
         }
 
     def _measure(self, steps: int, taken: int, training: TrainingLoop) -> None:
-        now, (then, steps_then, taken_then, waited) = time.monotonic(), self._last
+        now, (then, steps_then, taken_then, waited, updates_then) = time.monotonic(), self._last
         elapsed = now - then
         if elapsed < self._interval / 2:
             return
@@ -143,13 +144,15 @@ class Reporter:
             "environment_steps_per_second": (taken - taken_then) / elapsed,
             "training_wait_share": min(1.0, (training.wait_seconds - waited) / elapsed),
         }
-        self._last = (now, steps, taken, training.wait_seconds)
+        self._idle = training.updates == updates_then
+        self._last = (now, steps, taken, training.wait_seconds, training.updates)
 
     def _waiting_for(self, parts: Parts) -> str | None:
         held = parts.inference.held_back
         if held is not None:
             return f"workers are held back: {held}"
-        if self._rates.get("training_wait_share", 0.0) > WAITING_SHARE:
+        starved = self._idle and not parts.path.feed.waiting  # a checkpoint may take what would be waiting time
+        if starved or self._rates.get("training_wait_share", 0.0) > WAITING_SHARE:
             return parts.path.feed.why_waiting()
         return None
 

@@ -13,7 +13,7 @@ import yaml
 
 pytestmark = pytest.mark.system
 
-COMMANDS = {"run", "store", "broker", "learner", "worker", "status", "eval", "config", "keys", "envs"}
+COMMANDS = {"run", "store", "broker", "learner", "worker", "status", "adjust", "eval", "config", "keys", "envs"}
 
 
 def seedmq(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +57,8 @@ def test_no_command_shows_the_help_and_is_a_usage_error(tmp_path: Path) -> None:
         (("run", "cartpole_vtrace", "--resum"), "--resume"),
         (("status",), "no run under runs/"),
         (("status", "runs/x", "--broker", "tcp://127.0.0.1:1"), "give RUN_DIR or --broker ENDPOINT, not both"),
+        (("adjust", "runs/x", "replay.samples_per_insert=8"), "no run directory runs/x"),
+        (("adjust", "runs/x"), "Missing argument 'KEY=VALUE...'"),
         (("eval", "runs/x", "--episodes", "0"), "--episodes"),
         (("eval", "runs/x", "--mode", "best"), "'best' is not one of 'greedy', 'sample'"),
         (("--log-format", "xml", "envs"), "'xml' is not one of 'text', 'json'"),

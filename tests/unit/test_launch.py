@@ -154,6 +154,8 @@ def test_status_says_who_waits_for_whom():
         "64 rows wait for inference, the oldest for 0.2 s",
         "training waits for unrolls",
     ]
+    evaluating = {**STATUS, "workers": [{"worker": 0, "mode": "eval"}]}
+    assert "the learner waits for workers: only such that evaluate are connected" in who_waits(evaluating)
     assert who_waits({}) == [
         "workers wait for a learner: none is connected",
         "the learner waits for workers: none is connected",

@@ -129,6 +129,7 @@ def test_both_ratios_are_over_one_window() -> None:
 
     def insert(unrolls: int) -> None:
         ledger.arrived(10 * unrolls, 10 * unrolls, 0)
+        ledger.moved("assembler", "store", 10 * unrolls)
         sampling.inserted(unrolls, 10 * unrolls)
 
     def sample(times: int) -> None:
