@@ -238,8 +238,9 @@ class RedisFifo:
         """Redis offers as new what stands at or before the cursor: it went back, or it is another stream."""
         epoch = self._known_epoch
         self._known_epoch = self._commands.attempt(self._ensure)
-        if self._known_epoch != epoch:  # its clock went back too
-            return entries
+        if self._known_epoch != epoch:  # what of these is still there stands in the own pending list
+            self._cursor, self._pending = "0", True
+            return []
         fresh = [entry for entry in entries if _place(entry[0].decode()) > _place(self._cursor)]
         log.warning("Redis came back with older data: %d unrolls were taken before", len(entries) - len(fresh))
         return fresh

@@ -251,7 +251,7 @@ def test_the_books_close_after_any_operations(make_replay: ReplayFactory, seed: 
 
 @pytest.mark.timeout(120 + SAMPLES / 200)
 def test_no_torn_payload_under_concurrent_use(make_replay: ReplayFactory) -> None:
-    """Two producers that evict all the time, one that updates, one that rebuilds and fetches: ``SAMPLES`` whole payloads."""
+    """Two producers that evict all the time, one that updates, one that rebuilds and fetches."""
     stop, errors = threading.Event(), []
 
     def insert(environment: int, replay: Replay) -> None:
