@@ -6,12 +6,14 @@ Bounds: ``store.capacity`` unrolls in the store, ``training.prefetch_batches`` p
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from learner.assembler import Unroll
 from learner.epochs import Epochs
 from learner.feed import Batch, ReadyFeed, Versions
+from learner.staleness import Staleness
 from learner.trainer import Metrics, Trainer
 from pipeline.ledger import Ledger
 from pipeline.stopping import StopToken
@@ -68,7 +70,7 @@ class FifoFeed(ReadyFeed):
         ledger: Books what moves from the store to here, and what is trained.
         batch_size: Unrolls per batch.
         depth: Prepared batches that may wait.
-        max_lag: Unrolls whose oldest row acted more updates ago are dropped and counted; None: never.
+        staleness: Says which unrolls are dropped as too old; None: none is.
         version: Reads the current policy version.
         keep: Acknowledge only what a checkpoint covers, and ask for one when so many unrolls wait for it; None:
             acknowledge after each update.
@@ -86,7 +88,7 @@ class FifoFeed(ReadyFeed):
         ledger: Ledger,
         batch_size: int,
         depth: int,
-        max_lag: int | None,
+        staleness: Staleness | None,
         version: Callable[[], int],
         keep: int | None,
         space: threading.Event,
@@ -100,7 +102,7 @@ class FifoFeed(ReadyFeed):
         self._trainer = trainer
         self._ledger = ledger
         self._batch_size = batch_size
-        self._max_lag = max_lag
+        self.staleness = staleness
         self._version = version
         self._space = space
         super().__init__(depth, stop)
@@ -149,18 +151,17 @@ class FifoFeed(ReadyFeed):
         return items
 
     def _fresh(self, store: Fifo, items: list[Item]) -> list[Item]:
-        """Those within ``max_lag``; the others are dropped and counted."""
-        if self._max_lag is None:
+        """Those that are not stale; the others are dropped and counted."""
+        if self.staleness is None:
             return items
         records = decode_batch([item.payload for item in items], self._layout)
-        oldest = self._layout.view(records)["version"].min(axis=1)
-        stale = [item for item, version in zip(items, oldest, strict=True) if self._version() - version > self._max_lag]
+        judged = self.staleness.judge(self._layout.view(records), self._version(), time.monotonic())
+        stale = [item for item, gone in zip(items, judged, strict=True) if gone]
         if stale:
             with self._ledger.gate:
                 store.acknowledge(stale)
                 self._ledger.dropped("prefetch", "stale", sum(item.valid for item in stale))
-        gone = {item.handle for item in stale}
-        return [item for item in items if item.handle not in gone]
+        return [item for item, gone in zip(items, judged, strict=True) if not gone]
 
     def _prepare(self, items: list[Item]) -> Batch:
         batch = self._layout.batch(decode_batch([item.payload for item in items], self._layout))

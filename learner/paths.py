@@ -6,6 +6,7 @@ assembler -> writer -> sink -> store -> feed -> training loop
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from learner.limiter import Limiter
 from learner.recovery import Recovered, StoreView, by_place, recover
 from learner.replay import ReplayFeed, ReplaySink, Sampling
 from learner.replay_index import ReplayIndex
+from learner.staleness import Staleness
 from learner.trainer import Trainer
 from learner.writer import UnrollWriter
 from pipeline.config.tree import Config
@@ -110,8 +112,13 @@ def _encoder(context: Context) -> Callable[[Any], bytes]:
     return lambda record: codec.encode(record, layout, encoding)
 
 
+def _staleness(max_lag: int | None) -> Staleness | None:
+    return None if max_lag is None else Staleness(max_lag, time.monotonic())
+
+
 def _fifo(context: Context) -> Path:
     config, agent, ledger = context.config, context.agent, context.ledger
+    staleness = _staleness(config.training.max_lag)
 
     def connect() -> Fifo:
         return context.stores.fifo(LEARNER_ID, context.threads_stop)
@@ -133,7 +140,7 @@ def _fifo(context: Context) -> Path:
         ledger=ledger,
         batch_size=config.training.batch_size,
         depth=config.training.prefetch_batches,
-        max_lag=config.training.max_lag,
+        staleness=staleness,
         version=context.version,
         keep=max(1, config.store.capacity // 2) if config.store.ack == "checkpoint" else None,
         space=space,
@@ -163,7 +170,7 @@ def _fifo(context: Context) -> Path:
         begin=store.clear,
         restore=restore,
         books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept]},
-        status=dict,
+        status=lambda: {} if staleness is None else {"stale": staleness.status()},
         saved=feed.acknowledge_kept,
         live={},
         release=lambda: None,

@@ -38,6 +38,11 @@ def environment_id(worker: int, offset: int) -> int:
     return worker << 16 | offset
 
 
+def worker_of(environment: int) -> int:
+    """The leased worker index of an environment, from its id."""
+    return environment >> 16
+
+
 def offset_of(environment: int) -> int:
     """An environment's offset within its worker, from its id."""
     return environment & 0xFFFF
