@@ -144,4 +144,13 @@ def test_environments_wait_for_samples_until_fewer_are_wanted(commands, until):
     assert held <= MIN_SIZE + 2 * 64 + run.summary["updates"] * BATCH / 500, "at most a put each beyond both bounds"
     run.adjust(0.5)
     until(lambda: run.inserted > held + 200, 60, "environments go on")
+
+    (run.directory / "live.yaml").write_text("replay: [")
+    log = run.directory / "logs/learner.log"
+    until(lambda: "live.yaml: line 1: " in log.read_text(), 10, "a damaged file is a warning")
+    refused = commands.run("adjust", "run", f"{KEY}=1")
+    assert refused.returncode == 2 and refused.stdout.count("\n") == 1, refused.stdout
+    updates = run.summary["updates"]
+    until(lambda: run.summary["updates"] > updates + 3, 60, "training goes on")
+    assert run.summary["live"] == {KEY: 0.5}
     run.end()
