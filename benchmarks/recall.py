@@ -46,10 +46,13 @@ HEADS = (
 )
 
 
-def evaluated(folder: Path, episodes: int, mode: str) -> list[float]:
-    """Returns of a run's newest checkpoint, each 1 for a right answer and 0 for a wrong one."""
+def evaluated(folder: Path, episodes: int, mode: str, seed: int) -> list[float]:
+    """Returns of a run's newest checkpoint, each 1 for a right answer and 0 for a wrong one.
+
+    Greedy without memory means one answer to every cue: what is right is that cue's share of the episodes of ``seed``.
+    """
     command = [sys.executable, "-m", "pipeline.cli", "-q", "eval", str(folder), "--json"]
-    command += ["--episodes", str(episodes), "--mode", mode]
+    command += ["--episodes", str(episodes), "--mode", mode, "--seed", str(seed)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         click.echo(result.stdout + result.stderr, err=True)
@@ -94,7 +97,7 @@ def measured(algorithm: str, seed: int, memory: bool, steps: int | None, episode
             "ledger_error": summary["ledger"]["error"],
         }
         for mode in MODES[algorithm]:
-            result = judged(evaluated(folder, episodes, mode), config.environment.kwargs["cues"], memory)
+            result = judged(evaluated(folder, episodes, mode, seed), config.environment.kwargs["cues"], memory)
             rows.append({**about, "mode": mode, **result})
     return rows, summary["agent_steps"]
 
