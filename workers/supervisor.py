@@ -17,7 +17,6 @@ import platform
 import random
 import secrets
 import signal
-import tempfile
 import time
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
@@ -29,6 +28,7 @@ import numpy as np
 from pipeline import logs
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, EnvironmentFailure, SeedmqError
+from pipeline.folders import private_folder
 from pipeline.protocol import Report
 from pipeline.stopping import StopToken
 from workers.block import At, Block, Phase
@@ -89,10 +89,10 @@ class Supervisor:
             EnvironmentFailure: more faults than the budget, or a value that is not finite; the message is the original.
             ConfigError, UnreachableError, ComponentError: what the child failed with.
         """
-        with tempfile.TemporaryDirectory(prefix="seedmq-worker-") as folder:
+        with private_folder("worker-") as folder:
             try:
                 while not self._stop.stopped:
-                    fault = self._child(Path(folder) / "stacks.txt")
+                    fault = self._child(folder / "stacks.txt")
                     if fault is None:
                         return
                     self._recover(fault)

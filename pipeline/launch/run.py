@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from pipeline import logs
 from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
 from pipeline.config.tree import Config, WorkersSection
 from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError
+from pipeline.folders import private_folder, sweep
 from pipeline.launch.children import Children, error_line, last_logged
 from pipeline.launch.processes import (
     BROKER,
@@ -261,18 +262,21 @@ def _written(path: Path, config: Config) -> str:
 def _sockets_folder() -> Iterator[Path]:
     """A private folder (0700) whose path is short enough for sockets in it; removed at the end.
 
+    What runs before left there because they were killed is removed first.
+
     Raises:
         ConfigError: it cannot be made.
     """
-    place = tempfile.gettempdir()
+    place = Path(tempfile.gettempdir())
     if len(os.fsencode(place)) > LONGEST_FOLDER_BYTES:
-        place = "/tmp"
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="seedmq-", dir=place, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make a folder for sockets in {place}: {error.strerror or error}") from error
-    with folder as path:
-        yield Path(path)
+        place = Path("/tmp")
+    sweep(place)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(private_folder(place=place))
+        except OSError as error:
+            raise ConfigError(f"cannot make a folder for sockets in {place}: {error.strerror or error}") from error
+        yield folder
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

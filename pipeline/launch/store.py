@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import tempfile
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, ConfigError
+from pipeline.folders import private_folder
 from pipeline.stopping import StopToken
 from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.redis_client import read_password
@@ -33,8 +33,8 @@ def serve(config: Config, stop: StopToken) -> int:
     password = read_password(config.store.password_file)
     socket_path, tcp = _where(config.store.url, password)
     with (
-        tempfile.TemporaryDirectory(prefix="seedmq-store-") as directory,
-        EmbeddedServer(Path(directory), socket_path=socket_path, tcp=tcp, password=password) as server,
+        private_folder("store-") as directory,
+        EmbeddedServer(directory, socket_path=socket_path, tcp=tcp, password=password) as server,
     ):
         log.info("store ready at %s", server.url)
         while not stop.wait(CHECK_SECONDS):

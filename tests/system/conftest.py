@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.folders import sweep
+
 END_SECONDS = 5.0
 """A process that was killed or lost its parent may take so long to go."""
 
@@ -82,9 +84,11 @@ class Commands:
         return [pid for pid, command in self.alive().items() if words in command]
 
     def forget_sockets(self) -> None:
-        """Removes the socket folder of a run that was killed: it could not."""
-        for path in self.temporary.glob("seedmq-*"):
-            shutil.rmtree(path)
+        """Removes what a killed run has left, as the next run does; waits for those of its processes that are dying."""
+        deadline = time.monotonic() + END_SECONDS
+        while self.alive() and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        sweep(self.temporary)
 
     def end(self) -> None:
         """Kills what a failed test left."""
