@@ -81,6 +81,25 @@ def test_another_store_loses_what_waited() -> None:
     assert got["error"] == 0 and got["dropped"] == {"store_lost": 20, "learner_restart": 10}
 
 
+def test_a_replay_that_went_back_tells_what_is_gone() -> None:
+    """Put 40 and evicted 5 before the checkpoint, put 10 and evicted 2 after it; then 12 of the residents were lost."""
+    before = Ledger(replay=True)
+    before.arrived(50, 50, 0)
+    before.moved("assembler", "store", 40)
+    before.dropped("store", "evicted", 5)
+    before.lost("store", "store_lost", 3)
+    cut = Cut(before.snapshot(), {PLACE: (40, 50)}, {})
+    then = StoreView("a", StoreCounts(40, 0, 5, 32, 0), {PLACE: 40}, 3, "mark")
+    checkpoint = Checkpoint(Path("x"), {}, checkpoint_meta(cut, then))
+    assert checkpoint.meta["store"]["mark"] == "mark"
+    now = StoreView("a", StoreCounts(50, 0, 7, 50 - 7 - 15, 0), {PLACE: 50}, 15)
+    ledger = Ledger(replay=True)
+    recover(checkpoint, now, ledger, "evicted")
+    got = ledger.snapshot()
+    assert got["error"] == 0 and got["dropped"] == {"store_lost": 15}
+    assert (got["inserted"], got["resident"], got["evicted"]) == (50 - 15, 28, 7)
+
+
 def test_versions_are_never_published_twice(tmp_path: Path) -> None:
     versions = Versions(tmp_path / "versions.json")
     for version in range(1, 700):

@@ -27,6 +27,21 @@ def test_holds_the_resolved_configuration_with_versions(tmp_path):
     assert load(directory.config, environ={"SEEDMQ_RUN__SEED": "8"}).config.run.seed == 8
 
 
+def test_one_learner_at_a_time_and_one_id_for_ever(tmp_path):
+    RunDirectory.create(tmp_path / "run", "name", config())
+    with (
+        RunDirectory.open(tmp_path / "run").locked() as first,
+        pytest.raises(ConfigError, match=r"a learner runs in .*run already"),
+        RunDirectory.open(tmp_path / "run").locked(),
+    ):
+        pytest.fail("two learners")
+    with RunDirectory.open(tmp_path / "run").locked() as again:
+        assert again == first and len(first) == 32
+    RunDirectory.create(tmp_path / "other", "name", config())
+    with RunDirectory.open(tmp_path / "other").locked() as other:
+        assert other != first
+
+
 def test_is_readable_by_its_owner_only(tmp_path):
     directory = RunDirectory.create(tmp_path / "run", "name", config())
     write_json(directory.summary, {})

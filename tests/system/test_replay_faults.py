@@ -1,0 +1,257 @@
+"""Learner and Redis die while training goes on from a replay; two learners want one store. Through the whole pipeline.
+
+The store is a server of the test's own, so that it outlives the run, and the test may look into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from pipeline.store.embedded import EmbeddedServer
+from pipeline.store.redis_client import RedisServer
+from pipeline.store.redis_replay import RedisReplay
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+
+R2D2, VTRACE = "cartpole_r2d2", "cartpole_vtrace"
+CAPACITY, MIN_SIZE = 400, 40
+START_SECONDS = 120.0
+RECOVERY_SECONDS = 30.0
+SMALL = [
+    "workers.envs=8",
+    "run.max_seconds=1000",
+    "run.log_interval_seconds=0.2",
+    "run.solved_return=null",
+    "checkpoint.interval_seconds=1",
+    "training.batch_size=16",
+    "store.lease_seconds=3",
+]
+REPLAY = [
+    "evaluation.workers=0",
+    "evaluation.solved_return=null",
+    "network.hidden=[16]",
+    "network.lstm=16",
+    "r2d2.dueling_hidden=16",
+    "replay.samples_per_insert=1",
+    f"replay.min_size={MIN_SIZE}",
+    f"replay.capacity={CAPACITY}",
+]
+
+
+class Run:
+    """``seedmq run`` on the test's store, and what the test sees of it."""
+
+    def __init__(self, commands, until, server, preset=R2D2, name="run"):
+        self.commands, self.until, self.directory = commands, until, commands.cwd / name
+        values = [*SMALL, *(REPLAY if preset == R2D2 else []), f"store.url={server.url}"]
+        arguments = [word for value in values for word in ("--set", value)]
+        self.process = commands.start("run", preset, *arguments, "--run-dir", name)
+
+    @property
+    def summary(self):
+        assert self.process.poll() is None, self.process.communicate()[0]
+        try:
+            return json.loads((self.directory / "summary.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    @property
+    def updates(self):
+        return self.summary.get("updates", 0)
+
+    @property
+    def unrolls(self):
+        """In the learner's index."""
+        return self.summary.get("replay", {}).get("unrolls", 0)
+
+    @property
+    def log(self):
+        path = self.directory / "logs/learner.log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def learner(self):
+        (pid,) = [
+            pid for pid in self.commands.find("learner --config") if pid in self.commands.find(self.directory.name)
+        ]
+        return pid
+
+    def trains_on(self, updates, seconds=START_SECONDS):
+        before = self.updates
+        self.until(lambda: self.updates >= before + updates, seconds, f"{updates} updates more than {before}")
+
+    def half_full(self):
+        self.until(lambda: self.unrolls >= CAPACITY // 2 and self.updates > 5, START_SECONDS, "a half-full replay")
+
+    def end(self):
+        """The ledger, which closes."""
+        self.process.send_signal(signal.SIGTERM)
+        output, _ = self.process.communicate(timeout=20)
+        assert self.process.returncode == 143, output
+        ledger = json.loads((self.directory / "summary.json").read_text())["ledger"]
+        assert ledger["error"] == 0, ledger
+        if "resident" in ledger:
+            assert ledger["inserted"] == ledger["resident"] + ledger["evicted"], ledger
+        assert set(ledger["dropped"]) <= {"learner_restart", "store_lost"}, ledger
+        return ledger
+
+
+@pytest.fixture
+def make_server():
+    """A server of the test's own; keyword arguments as ``EmbeddedServer``."""
+    servers = []
+    with tempfile.TemporaryDirectory(prefix="st-") as folder:
+
+        def make(**options):
+            servers.append(EmbeddedServer(Path(folder) / "store", **options))
+            servers[-1].start()
+            return servers[-1]
+
+        yield make
+        for server in servers:
+            server.stop()
+
+
+def table(server):
+    """What the replay holds: id -> (priority, valid transitions)."""
+    replay = RedisReplay(RedisServer(server.url), prefix="seedmq", capacity=CAPACITY, producer="test")
+    try:
+        entries = replay.entries()
+    finally:
+        replay.close()
+    columns = (entries.ids.tolist(), entries.priorities.tolist(), entries.valid.tolist())
+    return {key: (priority, valid) for key, priority, valid in zip(*columns, strict=True)}
+
+
+def log_file(server):
+    (path,) = (Path(server.directory) / "appendonlydir").glob("*.incr.aof")
+    return path
+
+
+def kill(server):
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+
+
+def test_the_replay_is_whole_when_the_learner_is_killed(commands, until, make_server):
+    server = make_server()
+    run = Run(commands, until, server)
+    run.half_full()
+    updates = run.updates
+    os.kill(run.learner, signal.SIGKILL)
+    killed = time.monotonic()
+    before = table(server)
+    assert CAPACITY // 2 <= len(before) < CAPACITY
+    until(lambda: "resumed from" in run.log, RECOVERY_SECONDS, "a learner that resumes")
+    successor = run.learner
+    os.kill(successor, signal.SIGSTOP)  # while its policy is made ready: nothing is trained yet
+    after = table(server)
+    os.kill(successor, signal.SIGCONT)
+    assert {key: after.get(key) for key in before} == before, "items and priorities are those of before"
+    until(lambda: run.updates > updates, RECOVERY_SECONDS - (time.monotonic() - killed), "training goes on")
+    print(f"{len(before)} unrolls; training went on {time.monotonic() - killed:.1f} s after the kill")
+    assert run.unrolls >= len(before), "all of them may be sampled"
+    run.trains_on(10)
+    ledger = run.end()
+    assert set(ledger["dropped"]) <= {"learner_restart"}, ledger
+
+
+def test_a_replay_with_every_write_on_disk_is_whole_when_redis_is_killed(commands, until, make_server):
+    server = make_server(persist=True)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("appendfsync", "always")
+    run = Run(commands, until, server)
+    run.half_full()
+    before = table(server)
+    kill(server)
+    killed = time.monotonic()
+    server.start()
+    after = table(server)
+    assert before.keys() <= after.keys()
+    run.trains_on(10, RECOVERY_SECONDS)
+    print(f"{len(after)} unrolls; 10 updates more {time.monotonic() - killed:.1f} s after the kill")
+    ledger = run.end()
+    assert ledger["dropped"] == {}, ledger
+
+
+@pytest.mark.parametrize("preset", [R2D2, VTRACE])
+def test_what_redis_had_not_on_disk_is_counted_as_lost(commands, until, make_server, preset):
+    """``appendfsync everysec`` and a host that goes down: the end of the log is gone, under the same epoch."""
+    server = make_server(persist=True)
+    run = Run(commands, until, server, preset)
+    if preset == R2D2:
+        run.half_full()
+    run.trains_on(5)
+    size, before = log_file(server).stat().st_size, table(server)
+    run.trains_on(5)
+    kill(server)
+    assert log_file(server).stat().st_size > size
+    os.truncate(log_file(server), size)
+    server.start()
+    told = "came back with older data" if preset == R2D2 else "the store lost its data"
+    until(lambda: told in run.log, RECOVERY_SECONDS, "the learner notices")
+    assert before.keys() <= table(server).keys(), "what was on disk is whole"
+    run.trains_on(10, RECOVERY_SECONDS)
+    ledger = run.end()
+    if preset == R2D2:
+        assert 0 < ledger["dropped"]["store_lost"] < ledger["resident"], ledger
+        assert ledger["resident"] == sum(valid for _, valid in table(server).values())
+
+
+def test_a_replay_without_persistence_is_counted_as_lost_and_filled_again(commands, until, make_server):
+    server = make_server()
+    run = Run(commands, until, server)
+    run.half_full()
+    resident = sum(valid for _, valid in table(server).values())
+    kill(server)
+    server.start()
+    until(lambda: "the store lost its data" in run.log, RECOVERY_SECONDS, "the learner notices")
+    until(lambda: run.unrolls < CAPACITY // 2, RECOVERY_SECONDS, "the index is empty too")
+    run.trains_on(10)
+    assert run.unrolls >= MIN_SIZE, "training waited for them"
+    ledger = run.end()
+    assert ledger["dropped"]["store_lost"] >= resident, ledger
+    assert ledger["resident"] == sum(valid for _, valid in table(server).values())
+
+
+@pytest.mark.parametrize("preset", [R2D2, VTRACE])
+def test_a_second_run_on_the_same_store_is_refused(commands, until, make_server, preset):
+    server = make_server()
+    first = Run(commands, until, server, preset, name="first")
+    first.trains_on(5)
+    second = Run(commands, until, server, preset, name="second")
+    output, _ = second.process.communicate(timeout=START_SECONDS)
+    assert second.process.returncode == 2, output
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: store.prefix = seedmq: the run in {first.directory} (process "), line
+    assert "choose another store.prefix" in line
+    first.trains_on(5)
+    assert first.end()["dropped"] == {}, "nothing of its data was touched"
+
+
+def test_a_learner_that_slept_through_its_lease_writes_nothing_any_more(commands, until, make_server):
+    server = make_server()
+    first = Run(commands, until, server, name="first")
+    first.trains_on(5)
+    sleeper = first.learner
+    os.kill(sleeper, signal.SIGSTOP)
+    with redis.Redis.from_url(server.url) as client:
+        until(lambda: int(client.hget("seedmq:owner", "until")) < time.time() * 1000, 30, "the lease ends")
+    second = Run(commands, until, server, name="second")
+    second.trains_on(5)
+    os.kill(sleeper, signal.SIGCONT)
+    output, _ = first.process.communicate(timeout=START_SECONDS)
+    assert first.process.returncode == 2, output
+    assert f"error: store.prefix = seedmq: the run in {second.directory} (process " in output
+    log = (first.directory / "logs/learner.log").read_text()
+    assert "this learner did not renew its lease in time" in log
+    second.trains_on(5)
+    assert second.end()["dropped"] == {}
