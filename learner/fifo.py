@@ -15,7 +15,7 @@ from learner.epochs import Epochs
 from learner.feed import Batch, ReadyFeed, Versions
 from learner.staleness import Staleness
 from learner.trainer import Metrics, Trainer
-from pipeline.ledger import Ledger
+from pipeline.ledger import STORE_LOST, Ledger
 from pipeline.stopping import StopToken
 from pipeline.store.codec import decode_batch
 from pipeline.store.interface import Fifo, Item, Put, StoreFull
@@ -143,12 +143,27 @@ class FifoFeed(ReadyFeed):
     def _take(self, store: Fifo) -> list[Item]:
         items: list[Item] = []
         while len(items) < self._batch_size and not self._stop.stopped:
+            losses = self._ledger.losses
             taken = store.take(self._batch_size - len(items), TAKE_SECONDS)
-            if taken:
-                with self._ledger.gate:  # what was taken may be of a put that is not booked yet
-                    self._ledger.moved("store", "prefetch", sum(item.valid for item in taken))
+            if taken and self._booked(store, taken, losses):
                 items += self._fresh(store, taken)
         return items
+
+    def _booked(self, store: Fifo, taken: list[Item], losses: int) -> bool:
+        """Books what was taken, unless the store lost its data meanwhile: then these are counted as lost too.
+
+        Args:
+            store: This thread's.
+            taken: From it.
+            losses: Of the ledger, before the taking.
+        """
+        with self._ledger.gate:  # what was taken may be of a put that is not booked yet
+            if self._ledger.losses == losses:
+                self._ledger.moved("store", "prefetch", sum(item.valid for item in taken))
+                return True
+            # Those of the lost data are booked; of the new data are those that still can be ended.
+            self._ledger.dropped("store", STORE_LOST, store.acknowledge(taken))
+            return False
 
     def _fresh(self, store: Fifo, items: list[Item]) -> list[Item]:
         """Those that are not stale; the others are dropped and counted."""

@@ -36,6 +36,7 @@ class Ledger:
     Attributes:
         gate: Held by whoever changes the store's books and these, until both are changed; a checkpoint holds it while
             it reads both, so that it never sees one without the other.
+        losses: How often all that waited somewhere was lost. Read and changed under the gate.
     """
 
     def __init__(self, replay: bool = False) -> None:
@@ -43,6 +44,7 @@ class Ledger:
         self._inserted = 0
         self.gate = threading.Lock()
         self._lock = threading.Lock()
+        self.losses = 0
         self._taken = 0
         self._undelivered = 0
         self._accepted = 0
@@ -101,7 +103,9 @@ class Ledger:
     def lost(self, source: Place, reason: str, number: int | None = None) -> int:
         """So many that waited at ``source`` are gone, or (None) all of them; returns how many."""
         with self._lock:
-            number = self._waiting[source] if number is None else number
+            if number is None:
+                number = self._waiting[source]
+                self.losses += 1
             self._waiting[source] -= number
             self._drop(reason, number)
             self._inserted -= number  # of a replay: they count as dropped now

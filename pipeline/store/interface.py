@@ -114,8 +114,8 @@ class Fifo(Protocol):
         Those that a predecessor of the same consumer name took and did not acknowledge come first, once.
         """
 
-    def acknowledge(self, items: list[Item]) -> None:
-        """Ends items: acknowledged and deleted at once, counted once."""
+    def acknowledge(self, items: list[Item]) -> int:
+        """Ends items: acknowledged and deleted at once, counted once; the valid transitions that this call ended."""
 
     def counts(self) -> StoreCounts:
         """The books, read under one cut."""

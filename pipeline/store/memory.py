@@ -152,9 +152,9 @@ class MemoryFifo:
             self._cursor = int(items[-1].handle)
         return items
 
-    def acknowledge(self, items: list[Item]) -> None:
+    def acknowledge(self, items: list[Item]) -> int:
         """Ends items: acknowledged and deleted at once, counted once, whoever took them."""
-        state = self._state
+        state, before = self._state, self._state.acknowledged_total
         with state.changed:
             for item in items:
                 for taken in state.taken.values():
@@ -162,6 +162,7 @@ class MemoryFifo:
                     if ended is not None:
                         state.acknowledged_total += ended.valid
                         state.waiting -= ended.valid
+            return state.acknowledged_total - before
 
     def counts(self) -> StoreCounts:
         """The books, read under one cut."""

@@ -279,21 +279,22 @@ class RedisFifo:
         else:
             self._next_requeue = now + self._dead_consumer_seconds / 2
 
-    def acknowledge(self, items: list[Item]) -> None:
-        """Ends items: acknowledged and deleted at once, counted once.
+    def acknowledge(self, items: list[Item]) -> int:
+        """Ends items: acknowledged and deleted at once, counted once; the valid transitions that this call ended.
 
         Raises:
             UnreachableError: Redis stayed away.
             StoreError: Redis refused.
         """
         if not items:
-            return
+            return 0
         arguments: list[Any] = [GROUP, self._consumer, self._claim.token, self._claim.mark]
         for item in items:
             arguments += (item.handle, item.valid)
         keys = [self._stream, self._books, self._alive, self._epoch, self._owner]
-        _, mark = self._commands.call(lambda client: self._scripts.acknowledge(keys, arguments, client))
+        ended, mark = self._commands.call(lambda client: self._scripts.acknowledge(keys, arguments, client))
         self._claim.mark = mark.decode() or self._claim.mark
+        return int(ended)
 
     def counts(self) -> StoreCounts:
         """The books, read under one cut. After Redis lost its data they begin at 0 and ``epoch`` differs."""
