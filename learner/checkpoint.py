@@ -22,13 +22,14 @@ import re
 import shutil
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, UnwrittenError
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ def save(directory: Path, arrays: Arrays, meta: dict[str, Any], keep: int) -> Pa
         The checkpoint's path.
 
     Raises:
-        CheckpointError: no version, an array or a value that cannot be stored, or the file system refuses.
+        CheckpointError: no version, an array or a value that cannot be stored.
+        UnwrittenError: the file system refuses; what was written of it is removed.
     """
     version = meta.get("version")
     if type(version) is not int or version < 0 or keep < 1:
@@ -77,7 +79,9 @@ def save(directory: Path, arrays: Arrays, meta: dict[str, Any], keep: int) -> Pa
         for _, old in _saved(directory)[:-keep]:
             _remove(old)
     except OSError as error:
-        raise CheckpointError(f"saving version {version} in {directory} failed: {error}") from error
+        with suppress(OSError):  # the next one does it
+            _remove_partials(directory)
+        raise UnwrittenError(f"saving version {version} in {directory} failed: {error}") from error
     return path
 
 

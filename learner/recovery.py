@@ -71,8 +71,9 @@ class Versions:
     def reserve(self, version: int) -> None:
         """Makes sure that ``version`` is reserved; writes at most once in ``RESERVED_VERSIONS`` updates."""
         if version >= self.reserved:
-            self.reserved = version + RESERVED_VERSIONS
-            write_json(self._path, {"reserved": self.reserved})
+            reserved = version + RESERVED_VERSIONS
+            write_json(self._path, {"reserved": reserved})
+            self.reserved = reserved
 
     def release(self, version: int) -> None:
         """After an orderly stop nothing above ``version`` was published."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from learner.inference import InferenceLoop
 from learner.live import LiveSettings
 from learner.paths import Path
 from learner.training import TrainingLoop
+from learner.writes import Writes
 from pipeline.ledger import Ledger
 from pipeline.run_dir import RunDirectory, write_json
 from pipeline.stopping import StopToken
@@ -53,6 +55,7 @@ class Reporter:
 
     Args:
         directory: Where ``summary.json`` and ``events/`` are.
+        writes: Goes on where they cannot be written.
         frame_skip: Environment frames per agent step.
         interval_seconds: Between reports.
         began: Monotonic seconds of the process's start.
@@ -60,9 +63,17 @@ class Reporter:
     """
 
     def __init__(
-        self, directory: RunDirectory, frame_skip: int, interval_seconds: float, began: float, stop: StopToken
+        self,
+        directory: RunDirectory,
+        writes: Writes,
+        *,
+        frame_skip: int,
+        interval_seconds: float,
+        began: float,
+        stop: StopToken,
     ) -> None:
         self._directory = directory
+        self._writes = writes
         self._frame_skip = frame_skip
         self._interval = interval_seconds
         self._began = began
@@ -88,13 +99,13 @@ class Reporter:
             while not self._stop.wait(self._interval):
                 parts.live.look()
                 summary = self.report(parts, before, None)
-                self._write_events(summary, parts)
-        writer.close()
+                self._writes.attempt("events", lambda: _translated(lambda: self._write_events(summary, parts)))  # noqa: B023
+        self._writes.attempt("events", lambda: _translated(writer.close))
 
     def report(self, parts: Parts, before: Before, stop_reason: str | None) -> dict[str, Any]:
         """Writes ``summary.json`` and refreshes the status."""
         summary = self.summary(parts, before, stop_reason)
-        write_json(self._directory.summary, summary)
+        self._writes.attempt("summary", lambda: write_json(self._directory.summary, summary))
         self._status = {"state": "training", **summary}
         return summary
 
@@ -129,6 +140,7 @@ class Reporter:
             },
             "inference": dict(parts.inference.counters),
             **parts.path.status(),
+            **self._writes.status(),
             "live": dict(parts.live.values),
             "waiting_for": self._waiting_for(parts),
             "ledger": ledger,
@@ -176,3 +188,15 @@ class Reporter:
         for name, value in scalars.items():
             if value is not None:
                 tf.summary.scalar(name, value, step=step)
+
+
+def _translated(write: Callable[[], object]) -> None:
+    """Calls it; what TensorFlow's file system refuses is an OSError.
+
+    Raises:
+        OSError: see above.
+    """
+    try:
+        write()
+    except tf.errors.OpError as error:
+        raise OSError(error.message) from error

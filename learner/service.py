@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -38,9 +39,10 @@ from learner.slots import SlotTable
 from learner.trainer import Trainer
 from learner.training import Limits, TrainingLoop
 from learner.writer import UnrollWriter
+from learner.writes import Writes
 from pipeline.config.load import Loaded, config_hash
 from pipeline.config.tree import Config
-from pipeline.errors import EXIT_FINISHED, ConfigError, UnreachableError
+from pipeline.errors import EXIT_FINISHED, ConfigError, UnreachableError, UnwrittenError
 from pipeline.ledger import Ledger
 from pipeline.requests import RequestSource
 from pipeline.run_dir import RunDirectory
@@ -108,12 +110,14 @@ class Learner:
         self.training: TrainingLoop | None = None
         self.episodes = Episodes(config.run.solved_episodes)
         self.evaluations = Episodes(config.run.solved_episodes)
+        self.writes = Writes(self.directory.path, time.monotonic)
         self.reporter = Reporter(
             self.directory,
-            config.environment.frame_skip,
-            config.run.log_interval_seconds,
-            self.began,
-            self.threads_stop,
+            self.writes,
+            frame_skip=config.environment.frame_skip,
+            interval_seconds=config.run.log_interval_seconds,
+            began=self.began,
+            stop=self.threads_stop,
         )
         self.inference = InferenceLoop(
             self._source,
@@ -153,6 +157,10 @@ class Learner:
             recovered, before = self._restore(checkpoint, trainer, path)
             live = LiveSettings(config, self.directory.live, path.live)
             live.look()
+
+            def save_all() -> None:
+                self._save(trainer, path, agent.spaces, before)
+
             versions = Versions(self.directory.checkpoints / "versions.json")
             self.version = max(self.version, versions.reserved)
             self.training = training = TrainingLoop(
@@ -164,23 +172,34 @@ class Learner:
                 frame_skip=config.environment.frame_skip,
                 version=self.version,
                 versions=versions,
+                writes=self.writes,
                 evaluate=self._evaluate,
-                checkpoint=lambda: self._save(trainer, path, agent.spaces, before),
+                checkpoint=lambda: self.writes.attempt("checkpoint", save_all),
                 checkpoint_seconds=config.checkpoint.interval_seconds,
                 stop=self.stop,
             )
             # broker -> inference -> policy -> assembler
             self.inference.serve_with(self._serving(agent, path.writer, recovered, checkpoint is not None))
-            self._save(trainer, path, agent.spaces, before)  # a learner that dies early is resumed like any other
+            if checkpoint is None:
+                save_all()  # a learner that dies early is resumed like any other
+            else:
+                self.writes.attempt("checkpoint", save_all)
             episodes = (self.episodes, self.evaluations, self.evaluation)
             parts = Parts(self.inference, training, path, self.ledger, *episodes, live)
             self._run_threads(path, parts, before, inference)
-            if self.stop.error is None:
-                self._save(trainer, path, agent.spaces, before)
-                versions.release(training.version)
-            self.reporter.report(parts, before, "error" if self.stop.error else self.stop.reason)
+            self._end(save_all, versions, parts, before)
         finally:
             path.close()
+
+    def _end(self, save_all: Callable[[], None], versions: Versions, parts: Parts, before: Before) -> None:
+        """The last checkpoint and report; what keeps the checkpoint from being written ends the learner."""
+        if self.stop.error is None:
+            try:
+                save_all()
+                self.writes.attempt("versions", lambda: versions.release(parts.training.version))
+            except UnwrittenError as error:
+                self.stop.error = error
+        self.reporter.report(parts, before, "error" if self.stop.error else self.stop.reason)
 
     def _run_threads(self, path: Path, parts: Parts, before: Before, inference: OwnedThread) -> None:
         threads = [

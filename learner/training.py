@@ -14,10 +14,12 @@ from learner.episodes import Episodes
 from learner.feed import Batch, Feed
 from learner.recovery import Versions
 from learner.trainer import Metrics, Trainer
+from learner.writes import Writes
 from pipeline.ledger import Ledger
 from pipeline.stopping import StopToken
 
 WAIT_SECONDS = 0.1
+RETRY_SECONDS = 10.0  # until a checkpoint that could not be written is tried again, at the latest
 
 
 class Limits(NamedTuple):
@@ -58,8 +60,9 @@ class TrainingLoop:
         frame_skip: Environment frames per agent step.
         version: Updates applied before: a resumed run goes on above the largest version ever published.
         versions: Reserves versions before they are published.
+        writes: Goes on where that cannot be written.
         evaluate: Called between updates: whether an evaluation has solved the task.
-        checkpoint: Called between updates when one is due.
+        checkpoint: Called between updates when one is due; False where it could not be written.
         checkpoint_seconds: How often.
         stop: Ends the loop.
     """
@@ -75,8 +78,9 @@ class TrainingLoop:
         frame_skip: int,
         version: int,
         versions: Versions,
+        writes: Writes,
         evaluate: Callable[[], bool],
-        checkpoint: Callable[[], None],
+        checkpoint: Callable[[], bool],
         checkpoint_seconds: float,
         stop: StopToken,
     ) -> None:
@@ -87,6 +91,7 @@ class TrainingLoop:
         self._limits = limits
         self._frame_skip = frame_skip
         self._versions = versions
+        self._writes = writes
         self._evaluate = evaluate
         self._checkpoint = checkpoint
         self._checkpoint_seconds = checkpoint_seconds
@@ -104,7 +109,7 @@ class TrainingLoop:
         Args:
             started: Monotonic seconds of the first environment step, once there was one.
         """
-        saved = time.monotonic()
+        saved = tried = time.monotonic()
         while not self._stop.stopped:
             began = time.monotonic()
             batch = self._feed.get(WAIT_SECONDS)
@@ -112,16 +117,18 @@ class TrainingLoop:
             self.wait_seconds += now - began
             if batch is not None:
                 self._update(batch)
-            if now - saved > self._checkpoint_seconds or self._feed.wants_checkpoint():
-                self._checkpoint()
-                saved = time.monotonic()
+            due = now - saved > self._checkpoint_seconds or self._feed.wants_checkpoint()
+            if due and (saved == tried or now - tried > min(RETRY_SECONDS, self._checkpoint_seconds)):
+                written = self._checkpoint()
+                tried = time.monotonic()
+                saved = tried if written else saved
             self._judge(started())
 
     def _update(self, batch: Batch) -> None:
         self.lag.add(self.version, batch)
         frames = self._ledger.agent_steps * self._frame_skip
         self.metrics = self._trainer.update(batch.prepared, frames)
-        self._versions.reserve(self.version + 1)
+        self._writes.attempt("versions", lambda: self._versions.reserve(self.version + 1))
         self.version += 1
         self._feed.done(batch, self.metrics)
         self.updates += 1

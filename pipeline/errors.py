@@ -9,6 +9,7 @@
     ├── ComponentError           3   a component failed for good (restart budget spent, environment broken)
     │   ├── EnvironmentFailure   3   the environment raised, hung or returned nonsense once too often
     │   └── CheckpointError      3   no usable checkpoint, or one of another network
+    │       └── UnwrittenError   4   the file system refuses a checkpoint: the disk is full
     ├── ProtocolError            3   a message or payload that does not follow ``docs/protocol.md``
     ├── StoreError               3   the store refused an operation for good
     └── UnreachableError         4   a dependency (broker, Redis) stayed out of reach
@@ -54,6 +55,12 @@ class EnvironmentFailure(ComponentError):
 
 class CheckpointError(ComponentError):
     """No usable checkpoint, or a checkpoint that belongs to another network."""
+
+
+class UnwrittenError(CheckpointError):
+    """A checkpoint that the file system refuses; another process on the same disk would fare no better."""
+
+    exit_code = EXIT_UNREACHABLE
 
 
 class ProtocolError(SeedmqError):
