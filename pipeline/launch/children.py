@@ -17,6 +17,8 @@ from pipeline.launch.processes import STORE
 from pipeline.store.embedded import EmbeddedServer
 
 _PR_SET_PDEATHSIG = 1
+STORE_SECONDS = 0.5
+"""The store ends last, when nobody uses it, and keeps nothing: it is soon killed where it does not end by itself."""
 _TAIL_BYTES = 64 * 2**10
 _LOGGED = re.compile(r"\S+Z [A-Z]+ \S+ (.+)")
 _LOGGED_ERROR = re.compile(r"\S+Z (?:ERROR|CRITICAL) \S+ (.+)")
@@ -195,7 +197,7 @@ class Children:
 
     def _end_store(self, name: str, code: int) -> None:
         if self._store is not None and self._store.pid is not None:
-            self._store.stop()
+            self._store.stop(STORE_SECONDS)
             self._store_ended.append((name, code))
 
 

@@ -146,16 +146,16 @@ class EmbeddedServer:
             code = None if self._process is None else self._process.returncode
             raise StoreError(f"the embedded store ended with code {code}: {self._log_tail()}")
 
-    def stop(self) -> None:
-        """Ends it in order, or by force after ``STOP_SECONDS``. Harmless when it is not running."""
+    def stop(self, patience_seconds: float = STOP_SECONDS) -> None:
+        """Ends it in order, or by force after ``patience_seconds``. Harmless when it is not running."""
         process, self._process = self._process, None
         if process is None:
             return
         process.terminate()
         try:
-            process.wait(STOP_SECONDS)
+            process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
-            log.warning("embedded store, process %d, ignored SIGTERM for %.0f s: killed", process.pid, STOP_SECONDS)
+            log.warning("embedded store, process %d, ignored SIGTERM for %g s: killed", process.pid, patience_seconds)
             process.kill()
             process.wait(STOP_SECONDS)
         if self.tcp is None:

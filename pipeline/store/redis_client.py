@@ -243,10 +243,11 @@ class RedisLink:
             TransientRedisError: try again after its delay; the connection is closed.
             UnreachableError, StoreFull, StoreError: as in ``call``.
         """
+        began = time.monotonic()
         try:
             result = operation(self.client)
         except redis.RedisError as error:
-            raise self._translated(error) from error
+            raise self._translated(error, began) from error
         if self._away_since is not None:
             log.info("%s: Redis is back after %.1f s", self._name, time.monotonic() - self._away_since)
             self._away_since, self._failures = None, 0
@@ -255,11 +256,11 @@ class RedisLink:
     def close(self) -> None:
         self.client.close()
 
-    def _translated(self, error: redis.RedisError) -> Exception:
+    def _translated(self, error: redis.RedisError, began: float) -> Exception:
         state = transient_state(error)
         if state is not None:
             self.client.connection_pool.disconnect()
-            return self._transient(state, error)
+            return self._transient(state, error, began)
         if str(error).startswith(FENCED):
             name, _, since = str(error).removeprefix(FENCED).rpartition(" since ")
             return StoreError(
@@ -272,10 +273,10 @@ class RedisLink:
             return StoreFull(f"Redis is full: {error}")
         return StoreError(f"Redis at {self.server.url} refused: {type(error).__name__}: {error}")
 
-    def _transient(self, state: str, error: redis.RedisError) -> Exception:
+    def _transient(self, state: str, error: redis.RedisError, began: float) -> Exception:
         now = time.monotonic()
         if self._away_since is None:
-            self._away_since = now
+            self._away_since = began  # a command that timed out was patience enough for a stop
         self._failures += 1
         away, server = now - self._away_since, self.server
         patience = STOPPED_SECONDS if self._stop.stopped else server.unreachable_seconds

@@ -137,6 +137,18 @@ def test_learner_that_does_not_drain_is_killed(commands, going):
     assert "learner did not end within" in output
 
 
+def test_a_store_that_hangs_does_not_stretch_the_stop(commands, going):
+    process, _ = going()
+    (store,) = commands.find("valkey-server")
+    os.kill(store, signal.SIGSTOP)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    code, output = ended(process, 15)
+    assert time.monotonic() - began < 10, output
+    assert code == 3, output
+    assert "the store does not answer" in output or "did not end within" in output, output
+
+
 def test_signal_during_the_start(commands, until):
     process = commands.start("run", PRESET, "--run-dir", "run")
     until(lambda: commands.find("learner --config"), 30, "the learner's start")
