@@ -1,8 +1,8 @@
 """Whole runs, training on: valid trained steps per second of a preset, median and spread of several runs.
 
-    python benchmarks/end_to_end.py cartpole_throughput --repeats 3 --seconds 60
-    python benchmarks/end_to_end.py atari_pong_vtrace --repeats 3 --seconds 120
-    python benchmarks/end_to_end.py cartpole_vtrace --repeats 5 --seeds      # time to solve, seeds 1 to 5
+    python -m benchmarks.end_to_end cartpole_throughput --repeats 3 --seconds 60
+    python -m benchmarks.end_to_end atari_pong_vtrace --repeats 3 --seconds 120
+    python -m benchmarks.end_to_end cartpole_vtrace --repeats 5 --seeds      # time to solve, seeds 1 to 5
 
 Each run is a ``seedmq run`` of its own in a temporary run directory. Figures come from its ``summary.json``;
 ``seconds`` runs from the first environment step to the last update.

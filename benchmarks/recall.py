@@ -1,7 +1,7 @@
 """Memory: share of right answers in Recall-v0, with an LSTM and without memory, for R2D2 and for V-trace.
 
-    python benchmarks/recall.py                  # k = 4 cues, asked after 20 steps, 1 000 episodes each
-    python benchmarks/recall.py --seeds 3        # seeds 1, 2, 3
+    python -m benchmarks.recall                  # k = 4 cues, asked after 20 steps, 1 000 episodes each
+    python -m benchmarks.recall --seeds 3        # seeds 1, 2, 3
 
 Each run is a ``seedmq run`` of ``memory_r2d2`` or ``memory_vtrace`` in a temporary run directory, evaluated by
 ``seedmq eval``. With an LSTM it trains until its evaluation environments solve the task, and more than 95 % must
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from end_to_end import one_run
 
+from benchmarks.end_to_end import one_run
 from pipeline.run_dir import RunDirectory
 
 LEAST_SHARE = 0.95

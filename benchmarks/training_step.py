@@ -1,4 +1,4 @@
-"""What an update and an inference batch cost: python benchmarks/training_step.py [--preset P] [--rounds N] [--json]
+"""What an update and an inference batch cost: python -m benchmarks.training_step [--preset P] [--rounds N] [--json]
 
 Variants of one preset take turns in one process, so that they share the machine's noise: ``wall`` is what a run feels,
 ``cpu`` (all threads) is what a busy machine changes least. The batch is one that the policy itself acted out on the
