@@ -77,7 +77,7 @@ class CounterEnv(gymnasium.Env):
             self.number, self.episode = seed % NUMBERS, 0
         self.episode, self.steps = self.episode + 1, 0
         if self.fault == "hang_reset" and self.episode == self.fault_episode and self._due():
-            self._hang()
+            misbehave(self.fault, None, 0.0)
         observation = self._observation()
         if self.float64_reset:
             observation = observation.astype(np.float64)
@@ -115,26 +115,30 @@ class CounterEnv(gymnasium.Env):
     def _fail(self, observation: Any, reward: float) -> tuple[Any, float]:
         if self.fault == "raise":
             raise RuntimeError(f"the counter was told to fail at step {self.at}")
-        if self.fault == "hang":
-            self._hang()
-        if self.fault == "hang_gil":
-            while True:  # a signal cuts the sleep short
-                ctypes.PyDLL(None).sleep(1000)
-        if self.fault == "exit":
-            os._exit(77)
-        if self.fault == "segfault":
-            ctypes.string_at(0)
-        if self.fault == "nan":
-            return np.full(3, np.nan, np.float32), reward
-        if self.fault == "nan_reward":
-            return observation, float("inf")
-        if self.fault == "shape":
-            return np.zeros(4, np.float32), reward
-        return observation, reward
+        return misbehave(str(self.fault), observation, reward)
 
-    def _hang(self) -> None:
+
+def misbehave(fault: str, observation: Any, reward: float) -> tuple[Any, float]:
+    """Does one of the faults of ``CounterEnv``, in the middle of a step; what is left of observation and reward."""
+    if fault == "raise":
+        raise RuntimeError("the environment was told to fail")
+    if fault in ("hang", "hang_reset"):
         while True:
             time.sleep(0.1)
+    if fault == "hang_gil":
+        while True:  # a signal cuts the sleep short
+            ctypes.PyDLL(None).sleep(1000)
+    if fault == "exit":
+        os._exit(77)
+    if fault == "segfault":
+        ctypes.string_at(0)
+    if fault == "nan":
+        return np.full_like(observation, np.nan), reward
+    if fault == "nan_reward":
+        return observation, float("inf")
+    if fault == "shape":
+        return np.zeros(len(observation) + 1, np.float32), reward
+    return observation, reward
 
 
 class CounterVectorEnv(VectorEnv):

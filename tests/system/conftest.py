@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.folders import sweep
+from tests.processes import processes_of
 
 END_SECONDS = 5.0
 """A process that was killed or lost its parent may take so long to go."""
@@ -67,17 +67,7 @@ class Commands:
 
     def alive(self) -> dict[int, str]:
         """Processes of this test that run now, whoever their parent is: pid -> command line."""
-        found = {}
-        for process in psutil.process_iter():
-            try:
-                # A server that sets its own title has written over its environment; it works in the folder.
-                places = (process.environ().get("TMPDIR", ""), process.cwd())
-                if any(place.startswith(str(self.temporary)) for place in places):
-                    found[process.pid] = " ".join(process.cmdline())
-            except (psutil.Error, OSError):
-                # Ended since, or somebody else's.
-                continue
-        return found
+        return processes_of(self.temporary)
 
     def find(self, words: str) -> list[int]:
         """Pids whose command line holds ``words``."""

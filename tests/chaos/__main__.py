@@ -1,0 +1,41 @@
+"""``python -m tests.chaos``: see ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from pathlib import Path
+
+from tests.chaos.faults import FAULTS
+from tests.chaos.kills import learner_kills
+from tests.chaos.run import random_faults
+
+SOLVE_SECONDS = 600.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="how long faults are injected")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="of their order and moments")
+    parser.add_argument("--faults", default="", help="names with commas between; default all")
+    parser.add_argument(
+        "--learner-kills", type=int, default=0, help="instead: kills of the learner until so many were resumed"
+    )
+    parser.add_argument("--redis-server", type=Path, help="another server than the bundled one")
+    parser.add_argument("--list", action="store_true", help="print the faults and their bounds")
+    arguments = parser.parse_args()
+    if arguments.list:
+        for fault in FAULTS.values():
+            print(f"{fault.name:32} {fault.recovery_seconds:4.0f} s")
+        return 0
+    if arguments.learner_kills:
+        return learner_kills(arguments.learner_kills, arguments.seed, arguments.redis_server)
+    names = [name for name in arguments.faults.split(",") if name]
+    # In less time nobody can tell whether it would have been solved.
+    solve = arguments.seconds >= SOLVE_SECONDS
+    return random_faults(arguments.seconds, arguments.seed, names, solve, arguments.redis_server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

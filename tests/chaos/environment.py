@@ -1,0 +1,43 @@
+"""A wrapper that makes an environment misbehave once when it is told to."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium
+
+from tests.counter_env import misbehave
+
+FLAGS = "CHAOS_FLAGS"
+"""Variable that names the folder of flags: a file by the name of a fault asks for it."""
+FATAL = ("raise", "hang", "hang_gil", "hang_reset", "exit", "segfault", "shape")
+NON_FINITE = ("nan", "nan_reward")
+
+
+class Faulty(gymnasium.Wrapper):
+    """Whoever is first to remove the flag has the fault; ``hang_reset`` in a reset, the others in a step."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._flags = os.environ[FLAGS]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        if "hang_reset" in os.listdir(self._flags) and self._take("hang_reset"):
+            misbehave("hang_reset", observation, 0.0)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        for fault in os.listdir(self._flags):
+            if fault != "hang_reset" and self._take(fault):
+                observation, reward = misbehave(fault, observation, float(reward))
+        return observation, reward, terminated, truncated, info
+
+    def _take(self, fault: str) -> bool:
+        try:
+            os.unlink(os.path.join(self._flags, fault))
+        except FileNotFoundError:  # another environment was faster
+            return False
+        return True

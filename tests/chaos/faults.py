@@ -1,0 +1,262 @@
+"""The catalogue of faults: what is done, how long the pipeline may take to recover from it, which losses it explains.
+
+Recovered: trained transitions grow again, and every worker was heard of since and is served.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.chaos import environment
+from tests.chaos.link import Link
+from tests.chaos.pipeline import BROKER, CHECKPOINT_SECONDS, LEARNER, STORE, Pipeline, pick
+
+Inject = Callable[[Pipeline, random.Random], None]
+
+KILLED, TERMINATED = (-signal.SIGKILL,), (-signal.SIGTERM, 143, 0)
+LEARNER_START_SECONDS = 60.0
+"""Imports, building and tracing, on two cores that four workers use as well."""
+WORKER_START_SECONDS = 40.0
+STORE_SECONDS = 30.0
+LOADED_KEYS, LOAD_SECONDS_PER_KEY = 6000, 1e-3
+FILLER = "chaos:filler"
+
+
+class Fault(NamedTuple):
+    """``inject`` returns when the fault is over: what was stopped goes on, what was killed is dead.
+
+    Attributes:
+        recovery_seconds: The bound.
+        explains: Reasons of the ledger under which it may cost transitions.
+    """
+
+    name: str
+    inject: Inject
+    recovery_seconds: float
+    explains: frozenset[str] = frozenset()
+
+
+def _kill(role: str) -> Inject:
+    def inject(pipeline: Pipeline, rng: random.Random) -> None:
+        name = pick(pipeline, rng) if role == "worker" else role
+        pipeline.signal(name, signal.SIGKILL, *KILLED)
+
+    return inject
+
+
+def _terminate(role: str) -> Inject:
+    def inject(pipeline: Pipeline, rng: random.Random) -> None:
+        name = pick(pipeline, rng) if role == "worker" else role
+        pipeline.signal(name, signal.SIGTERM, *TERMINATED)
+        pipeline.ends(name)
+
+    return inject
+
+
+def _suspend(role: str) -> Inject:
+    """Stopped for a while that may be longer than leases and timeouts."""
+
+    def inject(pipeline: Pipeline, rng: random.Random) -> None:
+        name = pick(pipeline, rng) if role == "worker" else role
+        pipeline.suspend(pipeline.pid(name), rng.uniform(0.5, 8.0))
+
+    return inject
+
+
+def _environments(number: int) -> Inject:
+    """A signal to the process that steps a worker's environments."""
+
+    def inject(pipeline: Pipeline, rng: random.Random) -> None:
+        pipeline.hit(pipeline.environments(pick(pipeline, rng)), number)
+
+    return inject
+
+
+def _suspend_environments(pipeline: Pipeline, rng: random.Random) -> None:
+    pipeline.suspend(pipeline.environments(pick(pipeline, rng)), rng.uniform(0.5, 8.0))
+
+
+def _misbehave(fault: str) -> Inject:
+    """An environment, whichever steps or resets next."""
+
+    def inject(pipeline: Pipeline, rng: random.Random) -> None:
+        flag = pipeline.flags / fault
+        flag.touch()
+        if not pipeline.wait(lambda: not flag.exists(), WORKER_START_SECONDS):
+            raise RuntimeError(f"no environment took the fault {fault}")
+
+    return inject
+
+
+# The learner at staged moments.
+
+
+def _kill_while_saving(pipeline: Pipeline, rng: random.Random) -> None:
+    checkpoints = pipeline.directory / "checkpoints"
+    pipeline.wait(lambda: any(checkpoints.glob(".partial-*")), 4 * CHECKPOINT_SECONDS, tick=0.0005)
+    pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
+
+
+def _kill_while_starting(pipeline: Pipeline, rng: random.Random) -> None:
+    pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
+    pipeline.ends(LEARNER)
+    pipeline.pid(LEARNER)
+    pipeline.hold(rng.uniform(0.0, 12.0))
+    pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
+
+
+def _kill_while_draining(pipeline: Pipeline, rng: random.Random) -> None:
+    pid = pipeline.pid(LEARNER)
+    pipeline.signal(LEARNER, signal.SIGTERM, *TERMINATED, *KILLED)
+    pipeline.hold(rng.uniform(0.0, 1.0))
+    pipeline.hit(pid, signal.SIGKILL)
+
+
+def _kill_both(pipeline: Pipeline, rng: random.Random) -> None:
+    pipeline.signal(BROKER, signal.SIGKILL, *KILLED)
+    pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
+
+
+# The store.
+
+
+def _kill_store(pipeline: Pipeline, rng: random.Random) -> None:
+    pipeline.signal_store(signal.SIGKILL)
+    pipeline.hold(rng.uniform(0.0, 4.0))
+    pipeline.restart_store()
+
+
+def _terminate_store(pipeline: Pipeline, rng: random.Random) -> None:
+    pipeline.restart_store(lambda: pipeline.hold(rng.uniform(0.0, 4.0)))
+
+
+def _empty_store(pipeline: Pipeline, rng: random.Random) -> None:
+    """It comes back without its data."""
+    pipeline.signal_store(signal.SIGKILL)
+    for path in pipeline.store.directory.glob("appendonly*"):
+        shutil.rmtree(path)
+    pipeline.restart_store()
+
+
+def _loading(pipeline: Pipeline, rng: random.Random) -> None:
+    """It comes back, and answers LOADING while it reads what is not even ours."""
+    with pipeline.admin() as admin:
+        admin.bgrewriteaof()  # else the log holds all that happened so far
+        if not pipeline.wait(lambda: not admin.info("persistence")["aof_rewrite_in_progress"], STORE_SECONDS):
+            raise RuntimeError("the append-only file is not rewritten")
+        for first in range(0, LOADED_KEYS, 1000):
+            with admin.pipeline(transaction=False) as batch:
+                for i in range(first, first + 1000):
+                    batch.set(f"{FILLER}:{i}", i)
+                batch.execute()
+    pipeline.signal_store(signal.SIGKILL)
+    pipeline.store.load_seconds_per_key = LOAD_SECONDS_PER_KEY
+    try:
+        pipeline.restart_store()
+    finally:
+        pipeline.store.load_seconds_per_key = 0.0
+    with pipeline.admin() as admin:
+        admin.config_set("key-load-delay", "0")
+        foreign = sum(1 for _ in admin.scan_iter(f"{FILLER}:*", count=1000))
+        if foreign != LOADED_KEYS:
+            raise RuntimeError(f"of {LOADED_KEYS} keys that are not ours {foreign} are left")
+        admin.delete(*(f"{FILLER}:{i}" for i in range(LOADED_KEYS)))
+
+
+def _full(pipeline: Pipeline, rng: random.Random) -> None:
+    with pipeline.admin() as admin:
+        admin.config_set("maxmemory", "1")
+        pipeline.hold(rng.uniform(1.0, 8.0))
+        admin.config_set("maxmemory", "0")
+
+
+def _pause(pipeline: Pipeline, rng: random.Random) -> None:
+    seconds = rng.uniform(0.5, 6.0)
+    with pipeline.admin() as admin:
+        admin.client_pause(int(seconds * 1000), all=True)
+    pipeline.hold(seconds)
+
+
+def _cut_connections(pipeline: Pipeline, rng: random.Random) -> None:
+    with pipeline.admin() as admin:
+        for _ in range(rng.randint(1, 20)):
+            admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            pipeline.hold(rng.uniform(0.0, 0.3))
+
+
+def _read_only(pipeline: Pipeline, rng: random.Random) -> None:
+    """A replica of a master that is not there."""
+    with pipeline.admin() as admin:
+        admin.replicaof("127.0.0.1", "1")
+        pipeline.hold(rng.uniform(1.0, 6.0))
+        admin.replicaof("NO", "ONE")
+
+
+# The network between two hosts.
+
+
+def network(link: Link) -> list[Fault]:
+    """Faults of the link that half of the workers are behind."""
+
+    def slow(pipeline: Pipeline, rng: random.Random) -> None:
+        link.shape(delay_seconds=0.02, loss=0.01)
+        try:
+            pipeline.hold(20.0)
+            if not pipeline.trains(WORKER_START_SECONDS):
+                raise RuntimeError("nothing is trained over a link of 20 ms that loses 1 %")
+        finally:
+            link.shape()
+
+    def partition(pipeline: Pipeline, rng: random.Random) -> None:
+        link.shape(loss=1.0)
+        try:
+            pipeline.hold(20.0)
+        finally:
+            link.shape()
+
+    return [Fault("network.slow", slow, 20.0), Fault("network.partition", partition, 30.0)]
+
+
+_RESTART = frozenset({"learner_restart"})
+_LOST = frozenset({"store_lost"})
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("learner.kill", _kill(LEARNER), LEARNER_START_SECONDS, _RESTART),
+        Fault("learner.terminate", _terminate(LEARNER), LEARNER_START_SECONDS, _RESTART),
+        Fault("learner.suspend", _suspend(LEARNER), 20.0),
+        Fault("learner.kill_while_saving", _kill_while_saving, LEARNER_START_SECONDS, _RESTART),
+        Fault("learner.kill_while_starting", _kill_while_starting, LEARNER_START_SECONDS, _RESTART),
+        Fault("learner.kill_while_draining", _kill_while_draining, LEARNER_START_SECONDS, _RESTART),
+        Fault("learner.kill_with_broker", _kill_both, LEARNER_START_SECONDS, _RESTART),
+        Fault("broker.kill", _kill(BROKER), 20.0),
+        Fault("broker.terminate", _terminate(BROKER), 20.0),
+        Fault("broker.suspend", _suspend(BROKER), 20.0),
+        Fault("worker.kill", _kill("worker"), WORKER_START_SECONDS),
+        Fault("worker.terminate", _terminate("worker"), WORKER_START_SECONDS),
+        Fault("worker.suspend", _suspend("worker"), 20.0),
+        Fault("environments.kill", _environments(signal.SIGKILL), WORKER_START_SECONDS),
+        Fault("environments.terminate", _environments(signal.SIGTERM), 20.0),
+        Fault("environments.suspend", _suspend_environments, WORKER_START_SECONDS),
+        *(Fault(f"environment.{fault}", _misbehave(fault), WORKER_START_SECONDS) for fault in environment.FATAL),
+        *(
+            Fault(f"environment.{fault}", _misbehave(fault), 20.0, frozenset({"worker_non_finite"}))
+            for fault in environment.NON_FINITE
+        ),
+        Fault("store.kill", _kill_store, STORE_SECONDS, _LOST),
+        Fault("store.terminate", _terminate_store, STORE_SECONDS),
+        Fault("store.suspend", _suspend(STORE), STORE_SECONDS),
+        Fault("store.empty", _empty_store, STORE_SECONDS, _LOST),
+        Fault("store.loading", _loading, STORE_SECONDS, _LOST),
+        Fault("store.full", _full, STORE_SECONDS),
+        Fault("store.pause", _pause, STORE_SECONDS),
+        Fault("store.cut_connections", _cut_connections, STORE_SECONDS),
+        Fault("store.read_only", _read_only, STORE_SECONDS),
+    )
+}
+"""By name; those of the network are made with the link."""

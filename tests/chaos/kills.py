@@ -1,0 +1,133 @@
+"""The learner killed at random moments, and its books compared with the store's after each."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import redis
+
+from tests.chaos.faults import KILLED, LEARNER_START_SECONDS, WORKER_START_SECONDS
+from tests.chaos.pipeline import CHECKPOINT_SECONDS, LEARNER, Pipeline
+from tests.chaos.report import Report
+from tests.chaos.run import started, surprised
+
+STREAM, BOOKS, GROUP = "seedmq:unrolls", "seedmq:books", "learners"
+EARLY = 0.3
+"""Share of kills that do not wait for the learner to train."""
+LATE_SECONDS = 3.0
+"""A checkpoint that is due may take so long: the update before it, the cut, writing, a busy machine."""
+
+
+def learner_kills(number: int, seed: int, redis_server: Path | None) -> int:
+    """The exit code: 0 when all bounds held."""
+    print(f"seed {seed}", flush=True)
+    rng, report = random.Random(seed), Report(explained={"learner_restart"})
+    with started(report, redis_server=redis_server) as (pipeline, watch), pipeline.admin() as admin:
+        left = []
+        while len(report.recoveries) < number:
+            left.append(one := _kill(pipeline, admin, rng, report))
+            again = rng.random() < EARLY
+            took = None if again else _resumed(pipeline, admin, one, report)
+            if took is not None:
+                report.recoveries.append(("learner.kill", took))
+            surprised(pipeline, f"kill {len(left)}", report)
+            print(
+                f"kill {len(left)}: {one}; " + (f"resumed after {took:.1f} s" if took else "killed again"), flush=True
+            )
+    report.solved = watch.solved
+    _print_figures(left, len(report.recoveries), report)
+    return report.close()
+
+
+def _print_figures(left: list[Left], resumed: int, report: Report) -> None:
+    oldest = max(one.age_seconds for one in left if one.trained)
+    print(f"{len(left)} kills, {resumed} resumed and {len(left) - resumed} killed again before they trained")
+    print(
+        f"rolled back at once at most {max(one.rolled_back for one in left)} transitions, in all {_rolled_back(report)}"
+    )
+    print(f"the checkpoint at most {oldest:.1f} s old when a learner that trained was killed")
+    print(f"unrolls taken and not applied when it was killed: {sum(len(one.taken) for one in left)}, all trained since")
+
+
+def _rolled_back(report: Report) -> int:
+    return int(report.ledger["rolled_back"])
+
+
+class Left(NamedTuple):
+    """What a killed learner leaves.
+
+    Attributes:
+        checkpoint: The newest.
+        age_seconds: How old that is.
+        trained: The learner trained; else it was still about to start.
+        rolled_back: Transitions that the store has acknowledged since then.
+        rolled_back_before: What the ledger in the checkpoint says already.
+        taken: Unrolls (ids of the stream) that it had taken, and not acknowledged.
+    """
+
+    checkpoint: str
+    age_seconds: float
+    trained: bool
+    rolled_back: int
+    rolled_back_before: int
+    taken: tuple[str, ...]
+
+    def __str__(self) -> str:
+        doing = "training" if self.trained else "starting"
+        return (
+            f"{doing}, checkpoint {self.checkpoint} of {self.age_seconds:.1f} s before, "
+            f"{self.rolled_back} transitions to roll back, {len(self.taken)} unrolls taken"
+        )
+
+
+def _kill(pipeline: Pipeline, admin: redis.Redis, rng: random.Random, report: Report) -> Left:
+    """Kills it at a random moment."""
+    pipeline.pid(LEARNER)
+    training = bool(pipeline.summary(_born(pipeline)))
+    pipeline.hold(rng.uniform(0.0, 2 * CHECKPOINT_SECONDS if training else 10.0))
+    trained = pipeline.summary(_born(pipeline)).get("rates", {}).get("agent_steps_per_second", 0) > 0
+    pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
+    killed = time.time()
+    report.by_kind["learner.kill"] += 1
+    pipeline.ends(LEARNER)
+    checkpoint = pipeline.newest_checkpoint()
+    assert checkpoint is not None
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    acknowledged = int(admin.hget(BOOKS, "acknowledged_total") or 0)
+    taken = tuple(entry["message_id"].decode() for entry in admin.xpending_range(STREAM, GROUP, "-", "+", 1000))
+    age = killed - checkpoint.stat().st_mtime
+    if trained and age > CHECKPOINT_SECONDS + LATE_SECONDS:
+        report.fail(f"the newest checkpoint is {age:.1f} s old, and one is written every {CHECKPOINT_SECONDS:g} s")
+    since = acknowledged - meta["store"]["acknowledged_total"]
+    return Left(checkpoint.name, age, trained, since, meta["ledger"]["rolled_back"], taken)
+
+
+def _born(pipeline: Pipeline) -> float:
+    """Unix time since when the learner runs, or will run."""
+    return pipeline.started_at(LEARNER)
+
+
+def _resumed(pipeline: Pipeline, admin: redis.Redis, one: Left, report: Report) -> float | None:
+    """Waits for its successor to train, and compares; how long that took, None where it does not."""
+    began = time.monotonic()
+    pipeline.pid(LEARNER)
+    born = _born(pipeline)
+    if not pipeline.trains(LEARNER_START_SECONDS, born):
+        report.fail(f"the learner is not resumed within {LEARNER_START_SECONDS:g} s")
+        return None
+    took = time.monotonic() - began
+    found = pipeline.summary(born)["ledger"]["rolled_back"] - one.rolled_back_before
+    if found != one.rolled_back:
+        report.fail(f"{one.rolled_back} transitions were trained after the checkpoint; {found} are rolled back")
+
+    def applied() -> bool:
+        return not any(admin.xrange(STREAM, entry, entry) for entry in one.taken)
+
+    if not pipeline.wait(applied, WORKER_START_SECONDS):
+        report.fail(f"of what was taken and not applied something is not trained: {one.taken}")
+    return took

@@ -1,0 +1,187 @@
+"""Random faults for so many seconds, then the drain and the books."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pipeline.folders import sweep
+from tests.chaos import faults, link
+from tests.chaos.faults import Fault
+from tests.chaos.pipeline import Pipeline
+from tests.chaos.report import Report
+from tests.chaos.watch import Watch
+
+START_SECONDS = 120.0
+GAP_SECONDS = 3.0
+"""Mean time between a recovery and the next fault."""
+TWICE = 0.2
+"""Probability of a second fault right after the first."""
+PATIENCE_SECONDS = 120.0
+"""A pipeline that has not recovered so long after the bound is given up."""
+CALM_SECONDS = 180.0
+"""What has not solved its task under fire may do so after it."""
+END_SECONDS = 5.0
+
+
+def random_faults(seconds: float, seed: int, names: list[str], solve: bool, redis_server: Path | None) -> int:
+    """The exit code: 0 when all bounds held.
+
+    Args:
+        seconds: How long faults are injected.
+        seed: Of their order, their gaps and their lengths.
+        names: Of faults; none means all.
+        solve: CartPole has to be solved as well.
+        redis_server: Another server than the bundled one.
+    """
+    print(f"seed {seed}", flush=True)
+    rng, report = random.Random(seed), Report()
+    with ExitStack() as stack:
+        catalogue = _catalogue(names, stack)
+        with started(report, catalogue.link, redis_server) as (pipeline, watch):
+            storm(pipeline, rng, list(catalogue.faults.values()), seconds, report)
+            if solve:
+                pipeline.wait(lambda: watch.solved, CALM_SECONDS)
+        report.solved = watch.solved
+        print(f"best mean return of 100 episodes: {watch.best_return:.1f}; growth: {watch.growth()}", flush=True)
+        if solve and not watch.solved:
+            report.fail("CartPole is not solved")
+    return report.close()
+
+
+class Catalogue:
+    def __init__(self, chosen: Mapping[str, Fault], to: link.Link | None) -> None:
+        self.faults, self.link = chosen, to
+
+
+def _catalogue(names: list[str], stack: ExitStack) -> Catalogue:
+    """The faults that are asked for, and the link where they need one."""
+    wanted = {name: faults.FAULTS[name] for name in names or faults.FAULTS if name in faults.FAULTS}
+    if names and all(name in faults.FAULTS for name in names):
+        return Catalogue(wanted, None)
+    if reason := link.missing():
+        print(f"no second host, so no network.*: {reason}", flush=True)
+        return Catalogue(wanted, None)
+    to = stack.enter_context(link.Link())
+    made = {fault.name: fault for fault in faults.network(to)}
+    return Catalogue(wanted | {name: made[name] for name in names or made if name in made}, to)
+
+
+@contextmanager
+def started(
+    report: Report, to: link.Link | None = None, redis_server: Path | None = None
+) -> Iterator[tuple[Pipeline, Watch]]:
+    """A pipeline that trains; at the end it is drained and its books are checked."""
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    with Pipeline(folder, to, redis_server) as pipeline:
+        watch = Watch(pipeline)
+        pipeline.look = watch.look
+        if recovery(pipeline, time.monotonic(), START_SECONDS) is None:
+            report.fail(f"nothing is trained within {START_SECONDS:g} s")
+        yield pipeline, watch
+        finish(pipeline, report)
+        for leak in watch.leaks():
+            report.fail(leak)
+    left_behind(pipeline, report)
+    if report.failures:
+        print(f"logs and run directory: {folder}", flush=True)
+    else:
+        shutil.rmtree(folder)
+
+
+def storm(pipeline: Pipeline, rng: random.Random, deck: list[Fault], seconds: float, report: Report) -> None:
+    """Deals the faults in random order, again and again, and waits for each recovery."""
+    began = time.monotonic()
+    hand: list[Fault] = []
+    while time.monotonic() < began + seconds:
+        pipeline.hold(min(rng.expovariate(1 / GAP_SECONDS), 4 * GAP_SECONDS))
+        number = 2 if rng.random() < TWICE else 1
+        dealt = []
+        for _ in range(number):
+            hand = hand or rng.sample(deck, len(deck))
+            dealt.append(hand.pop())
+        name = " + ".join(fault.name for fault in dealt)
+        try:
+            for fault in dealt:
+                report.by_kind[fault.name] += 1
+                report.explained |= fault.explains
+                fault.inject(pipeline, rng)
+        except RuntimeError as error:
+            report.fail(f"{name}: {error}")
+        bound = sum(fault.recovery_seconds for fault in dealt)
+        took = _recover(pipeline, name, bound, report)
+        print(f"{time.monotonic() - began:7.1f} s  {name}: recovered after {took:.1f} s", flush=True)
+        report.recoveries += [(fault.name, took) for fault in dealt]
+        surprised(pipeline, name, report)
+
+
+def surprised(pipeline: Pipeline, name: str, report: Report) -> None:
+    """What ended, or ended badly, and should not have."""
+    for surprise in pipeline.surprises:
+        report.fail(f"{name}: {surprise}")
+    pipeline.surprises.clear()
+
+
+def _recover(pipeline: Pipeline, name: str, bound: float, report: Report) -> float:
+    """How long it takes.
+
+    Raises:
+        SystemExit: it never does.
+    """
+    released = time.monotonic()
+    took = recovery(pipeline, released, bound)
+    if took is None:
+        status = pipeline.status()
+        shown = {k: v for k, v in status.get("learner", {}).items() if k in ("state", "waiting_for", "failing")}
+        who = [
+            (one["worker_id"], one["state"], round(one["heard_seconds_ago"], 1)) for one in status.get("workers", [])
+        ]
+        report.fail(f"{name}: not recovered within {bound:g} s; learner {shown}, workers {who}")
+        took = recovery(pipeline, released, bound + PATIENCE_SECONDS)
+    if took is None:
+        raise SystemExit(f"{name}: given up after {time.monotonic() - released:.0f} s; see {pipeline.directory.parent}")
+    return took
+
+
+def recovery(pipeline: Pipeline, released: float, bound: float) -> float | None:
+    """Seconds since ``released`` (monotonic) until training goes on and every worker is served; None: not in time."""
+    since = time.time() - (time.monotonic() - released)
+    deadline = released + bound
+    if not pipeline.trains(deadline - time.monotonic(), since):
+        return None
+    everybody = set(pipeline.workers)
+    served = pipeline.wait(lambda: pipeline.serving(released) >= everybody, deadline - time.monotonic(), tick=0.2)
+    return time.monotonic() - released if served else None
+
+
+def finish(pipeline: Pipeline, report: Report) -> None:
+    """Drains, and compares the ledger with the store's own books."""
+    with pipeline.admin() as admin:
+        pipeline.end()
+        books = {k.decode(): int(v) for k, v in admin.hgetall("seedmq:books").items()}
+        items = admin.xlen("seedmq:unrolls")
+    surprised(pipeline, "the end", report)
+    report.ledger = ledger = pipeline.summary()["ledger"]
+    applied = ledger["trained"] + ledger["rolled_back"]
+    if "store_lost" not in ledger["dropped"] and applied != books["acknowledged_total"]:
+        report.fail(f"applied {applied} transitions, of which the store has acknowledged {books['acknowledged_total']}")
+    if ledger["waiting"]["store"] + ledger["waiting"]["prefetch"] != books["waiting"]:
+        report.fail(f"the store holds {books['waiting']} transitions in {items} unrolls, and not as in {ledger}")
+
+
+def left_behind(pipeline: Pipeline, report: Report) -> None:
+    """Processes, and files that the next start would not remove."""
+    deadline = time.monotonic() + END_SECONDS
+    while (alive := pipeline.processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if alive:
+        report.fail(f"processes outlived the run: {alive}")
+    sweep(pipeline.temporary)
+    files = sorted(path.name for path in pipeline.temporary.iterdir() if path != pipeline.store.directory)
+    if files:
+        report.fail(f"left in the temporary folder: {files}")

@@ -1,0 +1,42 @@
+"""The short form of ``make chaos``: faults of every role on a whole pipeline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults import FAULTS
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
+
+REPOSITORY = Path(__file__).parents[2]
+SHORT = (
+    "learner.kill_while_saving",
+    "broker.kill",
+    "worker.kill",
+    "environments.kill",
+    "environment.exit",
+    "store.kill",
+    "store.cut_connections",
+)
+KEYS = {"faults", "by_kind", "steps_lost", "ledger_closes", "solved", "longest_recovery_seconds"}
+
+
+def chaos(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
+    command = [sys.executable, "-m", "tests.chaos", *arguments]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=260, check=False)
+    return result, json.loads(result.stdout.splitlines()[-1])
+
+
+def test_every_role_dies_and_nothing_is_lost():
+    """The faults come in the order of the seed; all of them within the time, more than once where it is enough."""
+    result, line = chaos("--seconds", "30", "--seed", "7", "--faults", ",".join(SHORT))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert set(line) == KEYS
+    assert line["faults"] == sum(line["by_kind"].values()) >= 5
+    assert line["steps_lost"] == 0 and line["ledger_closes"]
+    assert 0 < line["longest_recovery_seconds"] <= max(FAULTS[name].recovery_seconds for name in line["by_kind"])
