@@ -332,6 +332,7 @@ class Learner:
         )
         arrays = {**trainer.snapshot(), **self.solved_weights}
         save(self.directory.checkpoints, arrays, meta, self.config.checkpoint.keep)
+        training.updates_saved = training.updates
         path.saved()
 
     def _enter(self, gate: threading.Lock) -> bool:
