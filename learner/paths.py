@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from learner.agent import Agent
 from learner.checkpoint import Checkpoint
+from learner.damage import Damage
 from learner.epochs import Epochs
 from learner.feed import Feed
 from learner.fifo import OLDEST, FifoFeed, FifoSink
@@ -116,6 +117,10 @@ def _staleness(max_lag: int | None) -> Staleness | None:
     return None if max_lag is None else Staleness(max_lag, time.monotonic())
 
 
+def _damaged(damage: Damage) -> dict[str, Any]:
+    return {"damaged_unrolls": damage.unrolls} if damage.unrolls else {}
+
+
 def _fifo(context: Context) -> Path:
     config, agent, ledger = context.config, context.agent, context.ledger
     staleness = _staleness(config.training.max_lag)
@@ -170,7 +175,7 @@ def _fifo(context: Context) -> Path:
         begin=store.clear,
         restore=restore,
         books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept]},
-        status=lambda: {} if staleness is None else {"stale": staleness.status()},
+        status=lambda: _damaged(feed.damage) | ({} if staleness is None else {"stale": staleness.status()}),
         saved=feed.acknowledge_kept,
         live={},
         release=lambda: None,
@@ -254,7 +259,7 @@ def _replay(context: Context) -> Path:
         begin=store.clear,
         restore=restore,
         books=lambda: {"sampled_unrolls": sampling.limiter.samples},
-        status=lambda: {"replay": sampling.status()},
+        status=lambda: _damaged(feed.damage) | {"replay": sampling.status()},
         saved=lambda: None,
         live={"replay.samples_per_insert": sampling.set_samples_per_insert},
         release=sampling.release_inserts,

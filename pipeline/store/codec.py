@@ -152,6 +152,27 @@ def decode_batch(payloads: Sequence[bytes], layout: UnrollLayout, out: Records |
     return records
 
 
+def decode_whole(payloads: Sequence[bytes], layout: UnrollLayout, out: Records) -> list[StoreError | None]:
+    """As ``decode_batch``, and a payload that does not open keeps none of the others from it.
+
+    Args:
+        payloads: B payloads.
+        layout: Their layout.
+        out: uint8 ``[B, layout.nbytes]``, contiguous, to fill; the row of a payload that does not open holds anything.
+
+    Returns:
+        Of each payload None, or what ``decode_batch`` would raise.
+    """
+    errors: list[StoreError | None] = []
+    for row, payload in zip(out, payloads, strict=True):
+        try:
+            _open(payload, layout, row)
+            errors.append(None)
+        except StoreError as error:
+            errors.append(error)
+    return errors
+
+
 def _open(payload: bytes, layout: UnrollLayout, out: Records) -> None:
     """The record of one payload into ``out``, uint8 ``[layout.nbytes]``."""
     if len(payload) < HEADER_BYTES:
