@@ -119,18 +119,26 @@ class RunDirectory:
         if path is None:
             raise ConfigError("--resume needs --run-dir: the run to go on with")
         directory = cls.open(path)
-        before = load(directory.config, environ={}).config
+        directory.check_same(config)
+        summary = directory.read_summary()
+        if summary is not None:
+            write_json(directory.summary, {**summary, "stop_reason": None})
+        return directory
+
+    def check_same(self, config: Config) -> None:
+        """Whether the run can be gone on with under this configuration.
+
+        Raises:
+            ConfigError: it is of another environment, network or algorithm.
+        """
+        before = self.read_config()
         for key in _SAME_ON_RESUME:
             was, now = _value(before, key), _value(config, key)
             if was != now:
                 name, then, today = _first_difference(key, was, now)
                 raise ConfigError(
-                    f"{name} = {today!r}: the run in {path} has {then!r}; start a new one instead of --resume"
+                    f"{name} = {today!r}: the run in {self.path} has {then!r}; start a new one instead of --resume"
                 )
-        summary = directory.read_summary()
-        if summary is not None:
-            write_json(directory.summary, {**summary, "stop_reason": None})
-        return directory
 
     @contextmanager
     def locked(self) -> Iterator[str]:
