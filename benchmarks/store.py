@@ -4,15 +4,22 @@ Every side starts from the same raw unrolls, uint8 ``[21, 84, 84]`` of three Ata
 with decoded numpy arrays in batches of 32. Server, writer and reader are a process each, on every side.
 
     seedmq                the product's store: codec, scripts, sampling index, new priorities after each batch
-    reverb                Reverb's queue or prioritized table, items of 4-stacks (stacked before the clock starts)
+    reverb                Reverb's queue or prioritized table as its examples use it: a writer that appends step by
+                          step, items of the last 21; steps are 4-stacks, made before the clock starts
     reverb_single_frames  the same with single frames
+    reverb_whole          as ``reverb``, but an unroll is one step: the fastest way to use Reverb that was found
+    reverb_whole_single_frames
     redis                 lists of raw unrolls, pipelined; no codec, no books, nothing idempotent
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import multiprocessing
+import queue
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,12 +38,13 @@ from learner.replay_index import ReplayIndex
 from pipeline.spaces import Leaf
 from pipeline.store.codec import choose, decode_batch, encode
 from pipeline.store.embedded import EmbeddedServer
-from pipeline.store.interface import Insert, Put
+from pipeline.store.interface import Insert, Item, Put
 from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_replay import RedisReplay
 from pipeline.store.redis_store import RedisFifo
 
 ROWS, BATCH, PER_GAME = 21, 32, 64
+PUT_ITEMS = 64  # as the learner's writer
 FIFO_CAPACITY = 512
 REPLAY_CAPACITY = 2048
 PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.9, 0.6
@@ -77,14 +85,19 @@ def metrics() -> Iterator[list[Metric]]:
 
 
 def _reverb(kind: str, folder: Path, capacity: int, figure: str) -> dict[str, harness.Measure]:
-    def measure(stack: int, seconds: float) -> float:
+    def measure(stack: int, whole: bool, seconds: float) -> float:
         words = [kind, "--unrolls", str(folder / "frames.npy"), "--stack", str(stack), "--batch", str(BATCH)]
-        words += ["--seconds", str(seconds), "--capacity", str(capacity)]
+        words += ["--seconds", str(seconds), "--capacity", str(capacity), *(["--whole"] if whole else [])]
         return float(harness.run_peer("reverb", "store.py", words, seconds + 2 * DEADLINE_SECONDS)[figure])
 
     return {
-        "reverb": harness.Peer("reverb", partial(measure, 4)),
-        "reverb_single_frames": harness.Peer("reverb", partial(measure, 1)),
+        "reverb" + suffix: harness.Peer("reverb", partial(measure, stack, whole))
+        for suffix, stack, whole in (
+            ("", 4, False),
+            ("_single_frames", 1, False),
+            ("_whole", 4, True),
+            ("_whole_single_frames", 1, True),
+        )
     }
 
 
@@ -125,18 +138,38 @@ def _rate(read: Callable[[], int], seconds: float) -> float:
 
 
 def _fifo(server: EmbeddedServer, folder: Path, seconds: float) -> float:
-    fifo = _open_fifo(server.url, "reader")
-    records = np.empty((BATCH, LAYOUT.nbytes), np.uint8)
+    """As in the learner: one thread takes and decodes, two batches ahead; the other acknowledges."""
+    acknowledging = _open_fifo(server.url, "reader")
+    stop = threading.Event()
+    ready: queue.Queue[list[Item]] = queue.Queue(2)
+    feed = threading.Thread(target=_feed, args=(server.url, ready, stop), daemon=True)
     with _writing(_put, server.url, folder) as space:
+        feed.start()
 
         def read() -> int:
-            items = fifo.take(BATCH, 1.0)
-            decode_batch([item.payload for item in items], LAYOUT, records[: len(items)])
-            fifo.acknowledge(items)
+            items = ready.get(timeout=DEADLINE_SECONDS)
+            acknowledging.acknowledge(items)
             space.set()
             return len(items)
 
-        return _rate(read, seconds)
+        try:
+            return _rate(read, seconds)
+        finally:
+            stop.set()
+            while feed.is_alive():
+                with contextlib.suppress(queue.Empty):
+                    ready.get(timeout=0.1)
+
+
+def _feed(url: str, ready: queue.Queue[list[Item]], stop: threading.Event) -> None:
+    fifo = _open_fifo(url, "reader")
+    buffers = itertools.cycle([np.empty((BATCH, LAYOUT.nbytes), np.uint8) for _ in range(4)])
+    while not stop.is_set():
+        items = fifo.take(BATCH, 1.0)
+        if items:
+            decode_batch([item.payload for item in items], LAYOUT, next(buffers)[: len(items)])
+            ready.put(items, timeout=DEADLINE_SECONDS)
+    fifo.close()
 
 
 def _open_fifo(url: str, consumer: str) -> RedisFifo:
@@ -149,7 +182,7 @@ def _put(url: str, folder: Path, space: Event, stop: Event) -> None:
     fifo = _open_fifo(url, "writer")
     row, waiting = 0, []
     while not stop.is_set():
-        while len(waiting) < BATCH:
+        while len(waiting) < PUT_ITEMS:
             i = row % len(records)
             waiting.append(Put(i, 1, row * ROWS, row * ROWS, ROWS - 1, encode(records[i], LAYOUT, codec)))
             row += 1

@@ -10,14 +10,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from learner.assembler import Unroll
+from learner.damage import DAMAGED, Damage
 from learner.epochs import Epochs
 from learner.feed import Batch, ReadyFeed, Versions
 from learner.staleness import Staleness
 from learner.trainer import Metrics, Trainer
 from pipeline.ledger import STORE_LOST, Ledger
 from pipeline.stopping import StopToken
-from pipeline.store.codec import decode_batch
+from pipeline.store.codec import Records
 from pipeline.store.interface import Fifo, Item, Put, StoreFull
 from pipeline.unrolls import UnrollLayout
 
@@ -103,6 +107,7 @@ class FifoFeed(ReadyFeed):
         self._ledger = ledger
         self._batch_size = batch_size
         self.staleness = staleness
+        self.damage = Damage(layout, time.monotonic)
         self._version = version
         self._space = space
         super().__init__(depth, stop)
@@ -134,19 +139,22 @@ class FifoFeed(ReadyFeed):
         store = self._make_store()
         try:
             while not self._stop.stopped:
-                items = self._take(store)
+                records = np.empty((self._batch_size, self._layout.nbytes), np.uint8)
+                items = self._take(store, records)
                 if len(items) == self._batch_size:
-                    self.hand_over(self._prepare(items))
+                    self.hand_over(self._prepare(items, records))
         finally:
             store.close()
 
-    def _take(self, store: Fifo) -> list[Item]:
+    def _take(self, store: Fifo, records: Records) -> list[Item]:
+        """A batch of items, and their records into ``records`` ``[batch_size, layout.nbytes]``; fewer at the stop."""
         items: list[Item] = []
         while len(items) < self._batch_size and not self._stop.stopped:
             losses = self._ledger.losses
             taken = store.take(self._batch_size - len(items), TAKE_SECONDS)
             if taken and self._booked(store, taken, losses):
-                items += self._fresh(store, taken)
+                rows = records[len(items) : len(items) + len(taken)]
+                items += self._fresh(store, self._whole(store, taken, rows), rows)
         return items
 
     def _booked(self, store: Fifo, taken: list[Item], losses: int) -> bool:
@@ -165,20 +173,30 @@ class FifoFeed(ReadyFeed):
             self._ledger.dropped("store", STORE_LOST, store.acknowledge(taken))
             return False
 
-    def _fresh(self, store: Fifo, items: list[Item]) -> list[Item]:
-        """Those that are not stale; the others are dropped and counted."""
-        if self.staleness is None:
-            return items
-        records = decode_batch([item.payload for item in items], self._layout)
-        judged = self.staleness.judge(self._layout.view(records), self._version(), time.monotonic())
-        stale = [item for item, gone in zip(items, judged, strict=True) if gone]
-        if stale:
-            with self._ledger.gate:
-                store.acknowledge(stale)
-                self._ledger.dropped("prefetch", "stale", sum(item.valid for item in stale))
-        return [item for item, gone in zip(items, judged, strict=True) if not gone]
+    def _whole(self, store: Fifo, items: list[Item], out: Records) -> list[Item]:
+        """Those that open, their records to the front of ``out``; the others are dropped and counted."""
+        whole = self.damage.open([item.payload for item in items], out, [item.valid for item in items])
+        return self._kept(store, items, whole, DAMAGED)
 
-    def _prepare(self, items: list[Item]) -> Batch:
-        batch = self._layout.batch(decode_batch([item.payload for item in items], self._layout))
+    def _fresh(self, store: Fifo, items: list[Item], out: Records) -> list[Item]:
+        """Those that are not stale, their records to the front of ``out``; the others are dropped and counted."""
+        if self.staleness is None or not items:
+            return items
+        records = out[: len(items)]
+        fresh = ~self.staleness.judge(self._layout.view(records), self._version(), time.monotonic())
+        kept = self._kept(store, items, fresh, "stale")
+        out[: len(kept)] = records[fresh]
+        return kept
+
+    def _kept(self, store: Fifo, items: list[Item], keep: npt.NDArray[np.bool_], reason: str) -> list[Item]:
+        gone = [item for item, kept in zip(items, keep, strict=True) if not kept]
+        if gone:
+            with self._ledger.gate:
+                store.acknowledge(gone)
+                self._ledger.dropped("prefetch", reason, sum(item.valid for item in gone))
+        return [item for item, kept in zip(items, keep, strict=True) if kept]
+
+    def _prepare(self, items: list[Item], records: Records) -> Batch:
+        batch = self._layout.batch(records)
         versions = Versions.of(batch, 0, self._version())
         return Batch(self._trainer.prepare(batch), items, versions.valid, versions.oldest, versions.total)

@@ -263,8 +263,11 @@ class InferenceLoop:
         serving.collector.collect(batch, acted, version)
 
     def _run_cuts(self) -> None:
-        while self._cuts:
-            call, future = self._cuts.popleft()
+        while True:
+            try:
+                call, future = self._cuts.popleft()
+            except IndexError:  # at the end of the loop two threads may be here
+                return
             try:
                 future.set_result(call())
             except Exception as error:  # noqa: BLE001 - handed to the thread that asked

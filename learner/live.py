@@ -35,17 +35,22 @@ class LiveSettings:
         self._config = config
         self._file = file
         self._setters = setters
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int] | int | None = None  # of the file, or the error number of a look
         self.values: dict[str, Any] = {key: value_of(config, key) for key in setters}
 
     def look(self) -> None:
-        """Takes the file's values where it has changed; a file that cannot be taken is a warning."""
-        seen = _stamp(self._file)
-        if seen == self._seen:
-            return
-        self._seen = seen
+        """Takes the file's values where it has changed; whatever cannot be taken is a warning."""
         try:
+            seen = _stamp(self._file)
+            if seen == self._seen:
+                return
+            self._seen = seen
             loaded = adjusted(self._config, self._file)
+        except OSError as error:
+            if self._seen != error.errno:
+                log.warning("cannot look at %s: %s: the values in force stay", self._file, error.strerror or error)
+            self._seen = error.errno
+            return
         except ConfigError as error:
             log.warning("%s: the values in force stay", error)
             return
@@ -61,9 +66,13 @@ class LiveSettings:
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Differs when the file has changed; None where there is none."""
+    """Differs when the file or its permissions have changed; None where there is none.
+
+    Raises:
+        OSError: nobody can tell.
+    """
     try:
         stat = os.stat(file)
     except FileNotFoundError:
         return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+    return stat.st_ctime_ns, stat.st_ino, stat.st_size

@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import psutil
+
 from learner.agent import Agent
 from learner.checkpoint import Checkpoint
+from learner.damage import Damage
 from learner.epochs import Epochs
 from learner.feed import Feed
 from learner.fifo import OLDEST, FifoFeed, FifoSink
 from learner.limiter import Limiter
 from learner.recovery import Recovered, StoreView, by_place, recover
 from learner.replay import ReplayFeed, ReplaySink, Sampling
-from learner.replay_index import ReplayIndex
+from learner.replay_index import INDEX_BYTES, ReplayIndex
 from learner.staleness import Staleness
 from learner.trainer import Trainer
 from learner.writer import UnrollWriter
 from pipeline.config.tree import Config
+from pipeline.errors import CapacityError
 from pipeline.ledger import EVICTED, Ledger
 from pipeline.stopping import StopToken
 from pipeline.store import codec
@@ -30,6 +34,7 @@ from pipeline.store.backends import Stores
 from pipeline.store.interface import Fifo, Item, Replay, StoreCounts
 
 LEARNER_ID = "learner"
+MEMORY_SHARE = 0.8
 
 
 class Path(NamedTuple):
@@ -91,6 +96,18 @@ def _view(store: Fifo | Replay, counts: Callable[[], tuple[StoreCounts, int]]) -
             return view
 
 
+def _find_again(store: Fifo | Replay, checkpoint: Checkpoint) -> None:
+    """The store as the checkpoint knew it, or an empty one.
+
+    Under another epoch stands what another run left there, or this run at an earlier time under this prefix, or since
+    Redis lost its data (at most a checkpoint's interval ago): which of them it is nobody knows, so none is trained on.
+    """
+    known = checkpoint.meta["store"]
+    store.expect(str(known["mark"]))
+    if store.epoch() != known["epoch"]:
+        store.clear()
+
+
 def is_replay(config: Config) -> bool:
     """Whether the algorithm learns from a replay."""
     return config.training.algorithm == "r2d2"
@@ -102,6 +119,7 @@ def open_path(context: Context) -> Path:
     Raises:
         UnreachableError: the store stayed away.
         StoreError: it cannot hold what it may come to hold.
+        CapacityError: nor can this host.
     """
     return _replay(context) if is_replay(context.config) else _fifo(context)
 
@@ -114,6 +132,10 @@ def _encoder(context: Context) -> Callable[[Any], bytes]:
 
 def _staleness(max_lag: int | None) -> Staleness | None:
     return None if max_lag is None else Staleness(max_lag, time.monotonic())
+
+
+def _damaged(damage: Damage) -> dict[str, Any]:
+    return {"damaged_unrolls": damage.unrolls} if damage.unrolls else {}
 
 
 def _fifo(context: Context) -> Path:
@@ -157,7 +179,7 @@ def _fifo(context: Context) -> Path:
         return _view(store, counts)
 
     def restore(checkpoint: Checkpoint) -> Recovered:
-        store.expect(str(checkpoint.meta["store"]["mark"]))
+        _find_again(store, checkpoint)
         # A predecessor that died between its checkpoint and the acknowledgement left what that covers.
         store.acknowledge([Item(handle, valid, b"") for handle, valid in checkpoint.meta["kept"]])
         return recover(checkpoint, view(), ledger, OLDEST)
@@ -170,7 +192,7 @@ def _fifo(context: Context) -> Path:
         begin=store.clear,
         restore=restore,
         books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept]},
-        status=lambda: {} if staleness is None else {"stale": staleness.status()},
+        status=lambda: _damaged(feed.damage) | ({} if staleness is None else {"stale": staleness.status()}),
         saved=feed.acknowledge_kept,
         live={},
         release=lambda: None,
@@ -179,7 +201,18 @@ def _fifo(context: Context) -> Path:
 
 
 def _sampling(config: Config, ledger: Ledger) -> Sampling:
+    """
+    Raises:
+        CapacityError: the index does not fit this host's memory.
+    """
     settings = config.replay
+    index_bytes, host = INDEX_BYTES * settings.capacity, psutil.virtual_memory().total
+    if index_bytes > MEMORY_SHARE * host:
+        raise CapacityError(
+            f"{INDEX_BYTES} bytes of the sampling index x {settings.capacity} unrolls (replay.capacity) = "
+            f"{index_bytes / 2**30:.2f} GiB, at most {MEMORY_SHARE:.0%} of this host's {host / 2**30:.2f} GiB are "
+            f"taken: set replay.capacity to {int(MEMORY_SHARE * host) // INDEX_BYTES} or less"
+        )
     limiter = Limiter(
         samples_per_insert=settings.samples_per_insert,
         min_size=settings.min_size,
@@ -241,7 +274,7 @@ def _replay(context: Context) -> Path:
     )
 
     def restore(checkpoint: Checkpoint) -> Recovered:
-        store.expect(str(checkpoint.meta["store"]["mark"]))
+        _find_again(store, checkpoint)
         recovered = recover(checkpoint, _replay_view(store), ledger, EVICTED)
         sampling.restore(store, int(checkpoint.meta["sampled_unrolls"]))
         return recovered
@@ -254,7 +287,7 @@ def _replay(context: Context) -> Path:
         begin=store.clear,
         restore=restore,
         books=lambda: {"sampled_unrolls": sampling.limiter.samples},
-        status=lambda: {"replay": sampling.status()},
+        status=lambda: _damaged(feed.damage) | {"replay": sampling.status()},
         saved=lambda: None,
         live={"replay.samples_per_insert": sampling.set_samples_per_insert},
         release=sampling.release_inserts,

@@ -37,7 +37,7 @@ def initial_priorities(fields: Mapping[str, Array], settings: R2d2Section) -> np
     discount = np.float32(settings.discount) * (fields["terminated"][:, start + 1 :] == 0)
     best = unscale(q.max(-1), settings.rescale_epsilon)
     returns = best.copy()
-    for _ in range(settings.n_steps):
+    for _ in range(min(settings.n_steps, reward.shape[1])):
         # One row's new value reads the next row's old one: the right side is complete before it is assigned.
         returns[:, :-1] = np.where(valid, reward + discount * returns[:, 1:], best[:, :-1])
     chosen = np.take_along_axis(q[:, :-1], action[..., None].astype(np.int64), -1)[..., 0]

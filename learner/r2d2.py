@@ -51,10 +51,10 @@ def n_step_targets(q: tf.Tensor, reward: tf.Tensor, discount: tf.Tensor, valid: 
         reward: ``[T, B]`` float32, scaled and clipped: ``reward[i + 1]`` of the rows.
         discount: ``[T, B]`` float32, of ``learner.vtrace.discounts``.
         valid: ``[T, B]`` bool.
-        n: At least 1.
+        n: At least 1; more than T is T, for every return ends at the unroll's end.
     """
     returns = q
-    for _ in range(n):
+    for _ in range(min(n, reward.shape[0] or n)):
         backed_up = tf.where(valid, reward + discount * returns[1:], q[:-1])
         returns = tf.concat([backed_up, q[-1:]], 0)
     return returns[:-1]

@@ -7,6 +7,7 @@ limiter: whoever is ahead of ``replay.samples_per_insert`` waits.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from learner.algorithms.r2d2 import IMPORTANCE_WEIGHT, PRIORITY
 from learner.assembler import Unroll
+from learner.damage import Damage
 from learner.epochs import Epochs
 from learner.feed import Batch, ReadyFeed, Versions
 from learner.limiter import Limiter
@@ -25,7 +27,6 @@ from learner.trainer import Metrics, Trainer
 from pipeline.config.r2d2 import R2d2Section
 from pipeline.ledger import EVICTED, Ledger
 from pipeline.stopping import StopToken
-from pipeline.store.codec import decode_batch
 from pipeline.store.interface import Insert, Replay, StoreFull
 from pipeline.unrolls import UnrollLayout
 
@@ -232,6 +233,7 @@ class ReplayFeed(ReadyFeed):
     ) -> None:
         self._make_store = make_store
         self._layout = layout
+        self.damage = Damage(layout, time.monotonic)
         self._rows_before = rows_before
         self._trainer = trainer
         self._ledger = ledger
@@ -280,21 +282,25 @@ class ReplayFeed(ReadyFeed):
             store.update_priorities(*self._updates.popleft())
 
     def _sample(self, store: Replay) -> Batch | None:
-        """One batch; what was evicted between drawing and fetching is drawn again."""
+        """One batch. For what was evicted since it was drawn, or does not open, another is drawn.
+
+        What does not open is no longer drawn, and stays in the store's books until it is evicted.
+        """
         ids = np.empty(0, np.int64)
         probabilities = np.empty(0, np.float64)
-        payloads: list[bytes] = []
-        while len(payloads) < self._batch_size:
+        records = np.empty((self._batch_size, self._layout.nbytes), np.uint8)
+        while len(ids) < self._batch_size:
             if self._stop.stopped or not self._sampling.index.size:
                 return None
-            drawn, chances = self._sampling.index.sample(self._batch_size - len(payloads), self._rng)
+            drawn, chances = self._sampling.index.sample(self._batch_size - len(ids), self._rng)
             found = store.fetch(drawn.tolist())
-            there = np.array([payload is not None for payload in found])
-            self._sampling.index.remove(drawn[~there])
-            ids = np.concatenate([ids, drawn[there]])
-            probabilities = np.concatenate([probabilities, chances[there]])
-            payloads += [payload for payload in found if payload is not None]
-        batch = self._layout.batch(decode_batch(payloads, self._layout))
+            usable = np.array([payload is not None for payload in found])
+            payloads = [payload for payload in found if payload is not None]
+            usable[usable] = self.damage.open(payloads, records[len(ids) : len(ids) + len(payloads)])
+            self._sampling.index.remove(drawn[~usable])
+            ids = np.concatenate([ids, drawn[usable]])
+            probabilities = np.concatenate([probabilities, chances[usable]])
+        batch = self._layout.batch(records)
         batch[IMPORTANCE_WEIGHT] = importance_weights(probabilities, self._beta, self._sampling.index.size)
         versions = Versions.of(batch, self._rows_before, self._version())
         prepared = self._trainer.prepare(batch)

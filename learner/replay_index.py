@@ -19,6 +19,7 @@ Ids: TypeAlias = npt.NDArray[np.int64] | Sequence[int]
 Floats: TypeAlias = npt.NDArray[np.float64] | Sequence[float]
 
 NO_ID = -1
+INDEX_BYTES = 17  # of an item: its id, and its leaf of the tree with a 64th of the node above
 
 
 class ReplayIndex:

@@ -126,6 +126,7 @@ class Reporter:
             "agent_steps_per_second": steps / seconds if seconds else 0.0,
             "environment_steps_per_second": ledger["taken"] / seconds if seconds else 0.0,
             "updates": before.updates + training.updates,
+            "updates_since_checkpoint": training.updates - training.updates_saved,
             "version": training.version,
             **parts.episodes.snapshot(),
             "evaluation": {**parts.evaluations.snapshot(), **parts.evaluation.status()},

@@ -72,7 +72,7 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
     """
     began = time.monotonic() - (time.time() - psutil.Process().create_time())  # imports count as start-up
     config = loaded.config
-    directory = _directory(loaded, run_dir)
+    directory = _directory(loaded, run_dir, resume)
     with directory.locked() as run:
         checkpoint = load_latest(directory.checkpoints)
         if checkpoint is not None and not resume:
@@ -83,9 +83,12 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
     return EXIT_FINISHED
 
 
-def _directory(loaded: Loaded, run_dir: FilePath | None) -> RunDirectory:
+def _directory(loaded: Loaded, run_dir: FilePath | None, resume: bool) -> RunDirectory:
     if run_dir is not None and (run_dir / "config.yaml").is_file():
-        return RunDirectory.open(run_dir)
+        directory = RunDirectory.open(run_dir)
+        if resume:
+            directory.check_same(loaded.config)
+        return directory
     return RunDirectory.create(run_dir, loaded.source.stem, loaded.config)
 
 
@@ -332,6 +335,7 @@ class Learner:
         )
         arrays = {**trainer.snapshot(), **self.solved_weights}
         save(self.directory.checkpoints, arrays, meta, self.config.checkpoint.keep)
+        training.updates_saved = training.updates
         path.saved()
 
     def _enter(self, gate: threading.Lock) -> bool:

@@ -98,6 +98,7 @@ class TrainingLoop:
         self._stop = stop
         self.version = version
         self.updates = 0  # of this process
+        self.updates_saved = 0  # of them: in a checkpoint
         self.lag = Lag()
         self.last_update: float | None = None  # monotonic seconds
         self.wait_seconds = 0.0

@@ -12,6 +12,7 @@
     │       └── UnwrittenError   4   the file system refuses a checkpoint: the disk is full
     ├── ProtocolError            3   a message or payload that does not follow ``docs/protocol.md``
     ├── StoreError               3   the store refused an operation for good
+    │   └── CapacityError        2   more is to be kept than there is room for: the message has the arithmetic
     └── UnreachableError         4   a dependency (broker, Redis) stayed out of reach
 """
 
@@ -69,6 +70,12 @@ class ProtocolError(SeedmqError):
 
 class StoreError(SeedmqError):
     """The store refused an operation for good (wrong eviction policy, unroll too large, damaged payload)."""
+
+
+class CapacityError(StoreError):
+    """The configured capacity fits neither the store, nor this host, nor one unroll."""
+
+    exit_code = EXIT_USAGE
 
 
 class UnreachableError(SeedmqError):

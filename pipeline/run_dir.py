@@ -119,30 +119,42 @@ class RunDirectory:
         if path is None:
             raise ConfigError("--resume needs --run-dir: the run to go on with")
         directory = cls.open(path)
-        before = load(directory.config, environ={}).config
+        directory.check_same(config)
+        summary = directory.read_summary()
+        if summary is not None:
+            write_json(directory.summary, {**summary, "stop_reason": None})
+        return directory
+
+    def check_same(self, config: Config) -> None:
+        """Whether the run can be gone on with under this configuration.
+
+        Raises:
+            ConfigError: it is of another environment, network or algorithm.
+        """
+        before = self.read_config()
         for key in _SAME_ON_RESUME:
             was, now = _value(before, key), _value(config, key)
             if was != now:
                 name, then, today = _first_difference(key, was, now)
                 raise ConfigError(
-                    f"{name} = {today!r}: the run in {path} has {then!r}; start a new one instead of --resume"
+                    f"{name} = {today!r}: the run in {self.path} has {then!r}; start a new one instead of --resume"
                 )
-        summary = directory.read_summary()
-        if summary is not None:
-            write_json(directory.summary, {**summary, "stop_reason": None})
-        return directory
 
     @contextmanager
     def locked(self) -> Iterator[str]:
         """Makes this process the run's only learner; the lock ends with the block, or with the process however it ends.
 
         Yields:
-            The run's id, the same whenever it is gone on with.
+            The run's id, the same whenever it is gone on with. A copy of the directory, whose lock is another one, has
+            another id: it is told by the inode.
 
         Raises:
-            ConfigError: another learner runs in this directory.
+            ConfigError: another learner runs in this directory, or it cannot be locked.
         """
-        descriptor = os.open(self.run_id, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            descriptor = os.open(self.run_id, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot lock {self.run_id}: {error.strerror or error}") from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,11 +162,11 @@ class RunDirectory:
                 raise ConfigError(
                     f"a learner runs in {self.path} already: end it first, or choose another --run-dir"
                 ) from error
-            run = os.read(descriptor, 64).decode()
+            run = os.read(descriptor, 64).decode(errors="replace")
             if not run:
                 run = uuid.uuid4().hex
                 os.write(descriptor, run.encode())
-            yield run
+            yield f"{run}-{os.fstat(descriptor).st_ino:x}"
         finally:
             os.close(descriptor)
 

@@ -11,6 +11,7 @@ import importlib.resources
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def adjusted(config: Config, file: Path, assignments: Sequence[str] = ()) -> Loa
     """
     entries: Entries = {}
     _lay(entries, [(path, value, RUN) for path, value in _flatten(config.model_dump(by_alias=True), (), file)])
-    changes = _file_entries(file) if file.exists() else []
+    changes = _live_entries(file)
     for path, _, _ in changes:
         _check_live(".".join(path), f"{file}: ")
     for assignment in assignments:
@@ -203,6 +204,19 @@ def _file_entries(path: Path) -> list[tuple[schema.Path, Any, str]]:
     if not isinstance(tree.pop(_VERSIONS, {}), dict):
         raise ConfigError(f"cannot read {path}: {_VERSIONS} is no mapping")
     return [(keys, value, FILE) for keys, value in _flatten(tree, (), path)]
+
+
+def _live_entries(file: Path) -> list[tuple[schema.Path, Any, str]]:
+    """Of ``live.yaml``, which may be missing. Only of a regular file: to open a pipe waits for whoever writes to it."""
+    try:
+        regular = stat.S_ISREG(file.stat().st_mode)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+    if not regular:
+        raise ConfigError(f"cannot read {file}: not a regular file")
+    return _file_entries(file)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: schema.Path, source: Path) -> Iterator[tuple[schema.Path, Any]]:

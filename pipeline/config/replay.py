@@ -22,9 +22,9 @@ class ReplaySection(Section):
     `training.batch_size`."""
     hold_inserts: bool = True
     """Environments wait for a learner that is behind `samples_per_insert`; else only the learner waits."""
-    priority_exponent: float = Field(0.9, ge=0)
+    priority_exponent: float = Field(0.9, ge=0, le=2)
     """Unrolls are sampled in proportion to their priority to this power; 0 samples uniformly."""
-    importance_exponent: float = Field(0.6, ge=0)
+    importance_exponent: float = Field(0.6, ge=0, le=1)
     """Importance weights are (1 / (N p)) to this power; 0 means none."""
 
     @model_validator(mode="after")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 LIVE: Final[JsonDict] = {"live": True}
 """``Field(..., json_schema_extra=LIVE)`` marks a setting that `seedmq adjust` changes while a run goes on; the learner
 takes it where ``learner.live`` finds a setter for it."""
+
+LONGEST_SECONDS = 1_000_000  # 11 days; poll, socket and lock timeouts end at 24
+Seconds = Annotated[float, Field(le=LONGEST_SECONDS)]
+"""Of a wait: no operating system waits for as long as a float can say."""
 
 
 class Section(BaseModel):

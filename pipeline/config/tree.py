@@ -7,15 +7,16 @@ Read once by ``pipeline.config.load`` and passed down in pieces. Field descripti
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from pipeline.config.evaluation import EvaluationSection
 from pipeline.config.r2d2 import R2d2Section
 from pipeline.config.replay import ReplaySection
-from pipeline.config.section import Section
+from pipeline.config.section import Seconds, Section
+from pipeline.config.store import StoreSection
 
+MOST_SLOTS = 2**20  # of one learner: its recurrent state and open unrolls are as large as so many
 PositiveInt = Annotated[int, Field(gt=0)]
 Device = Annotated[str, Field(pattern=r"^(auto|(cpu|gpu):[0-9]+)$")]
 
@@ -31,9 +32,9 @@ class RunSection(Section):
     """Stop when the mean return of the last `solved_episodes` training episodes reaches this."""
     solved_episodes: int = Field(100, gt=0)
     """How many finished episodes the mean of `solved_return` and `episode_return_mean` is over."""
-    log_interval_seconds: float = Field(1.0, gt=0)
+    log_interval_seconds: Seconds = Field(1.0, gt=0)
     """How often `summary.json`, TensorBoard and the progress line are written."""
-    drain_timeout_seconds: float = Field(8.0, gt=0)
+    drain_timeout_seconds: Seconds = Field(8.0, gt=0)
     """How long an orderly stop may take before what is left is killed."""
 
 
@@ -53,9 +54,9 @@ class EnvironmentSection(Section):
     """What stands before an episode's first frame in a stack: zeros, or the first frame again."""
     frame_skip: int = Field(1, ge=1)
     """Emulator frames per agent step: counts `frames`, and is handed to environments that take it (ALE)."""
-    step_timeout_seconds: float = Field(30.0, gt=0)
+    step_timeout_seconds: Seconds = Field(30.0, gt=0)
     """A `step` that takes longer counts as hung: its stack is logged and the worker's environments are made anew."""
-    reset_timeout_seconds: float = Field(120.0, gt=0)
+    reset_timeout_seconds: Seconds = Field(120.0, gt=0)
     """The same for making and resetting."""
     non_finite: Literal["drop", "error"] = "error"
     """A NaN or infinite reward or observation: abandon the episode and count it, or fail."""
@@ -82,9 +83,9 @@ class WorkersSection(Section):
     """`eval` workers feed nothing into the store and report apart."""
     restart_budget: int = Field(10, ge=0)
     """Restarts of a worker process within ten minutes before the run fails."""
-    reply_timeout_seconds: float = Field(5.0, gt=0)
+    reply_timeout_seconds: Seconds = Field(5.0, gt=0)
     """A request unanswered for so long is sent again; after twice that the connection is made anew."""
-    connect_timeout_seconds: float = Field(60.0, gt=0)
+    connect_timeout_seconds: Seconds = Field(60.0, gt=0)
     """A worker that reaches no broker for so long at start exits 4."""
     id: str | None = Field(None, min_length=1, max_length=200)
     """Logical worker id; default host name and process id."""
@@ -109,11 +110,11 @@ class BrokerSection(Section):
     """Endpoint that learners connect to; default `learner_bind`."""
     min_rows: int = Field(1, ge=1)
     """Rows a batch waits for, at most `max_wait_seconds`."""
-    max_wait_seconds: float = Field(0.0, ge=0)
+    max_wait_seconds: Seconds = Field(0.0, ge=0)
     """How long a batch may wait for `min_rows`."""
-    lease_seconds: float = Field(10.0, gt=0)
+    lease_seconds: Seconds = Field(10.0, gt=0)
     """A worker unheard of for so long is gone; its slots are flushed."""
-    heartbeat_seconds: float = Field(1.0, gt=0)
+    heartbeat_seconds: Seconds = Field(1.0, gt=0)
     """How often workers and learners say that they live."""
     max_workers: int = Field(4096, gt=0)
     """Workers admitted at once; more are refused."""
@@ -266,51 +267,8 @@ class TrainingSection(Section):
     """The optimizer."""
 
 
-class StoreSection(Section):
-    backend: Literal["redis", "memory"] = "redis"
-    """Where unrolls wait; `memory`: in the learner's process, for a single machine, gone when it ends."""
-    url: str | None = None
-    """`redis://`, `rediss://` or `unix://`; none starts an embedded server on a private socket (`seedmq run`)."""
-    username: str | None = None
-    """Redis user."""
-    password_file: str | None = None
-    """File that holds the Redis password; never printed."""
-    prefix: str = Field("seedmq", pattern=r"^[A-Za-z0-9_.:-]+$")
-    """Every key starts with this; two runs in one Redis take two."""
-    capacity: int = Field(128, gt=0)
-    """Unrolls in the FIFO."""
-    when_full: Literal["block", "drop_oldest"] = "block"
-    """Back-pressure, or drop the oldest unrolls and count them."""
-    compression: Literal["auto", "none", "lz4", "zstd"] = "auto"
-    """Lossless compression of unrolls; `auto`: lz4 where they hold uint8 frames."""
-    ack: Literal["update", "checkpoint"] = "update"
-    """Unrolls are deleted after the update that used them, or kept until the checkpoint that covers it."""
-    operation_timeout_seconds: float = Field(5.0, gt=0)
-    """Socket timeout of one Redis command."""
-    unreachable_seconds: float = Field(60.0, gt=0)
-    """Redis out of reach for so long at start exits 4."""
-    lease_seconds: float = Field(15.0, ge=3)
-    """A learner not heard of for so long loses the store's prefix to another run that asks for it."""
-
-    @field_validator("url")
-    @classmethod
-    def _url_known_and_without_password(cls, url: str | None) -> str | None:
-        parts = urlsplit(url or "")
-        if url is not None and parts.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("not a redis://, rediss:// or unix:// URL")
-        if parts.password is not None or "password=" in parts.query:
-            raise ValueError("holds a password, which would be printed: put it into store.password_file")
-        return url
-
-    @model_validator(mode="after")
-    def _memory_has_no_url(self) -> StoreSection:
-        if self.backend == "memory" and self.url is not None:
-            raise ValueError("backend = memory needs no url: it is the learner's own memory")
-        return self
-
-
 class CheckpointSection(Section):
-    interval_seconds: float = Field(30.0, gt=0)
+    interval_seconds: Seconds = Field(30.0, gt=0)
     """How often a checkpoint is written; one more at the end."""
     keep: int = Field(3, gt=0)
     """How many are kept."""
@@ -385,6 +343,16 @@ class Config(Section):
                 f"training.unroll_length = {self.training.unroll_length}"
             )
         evaluating = self.evaluation.workers * self.evaluation.envs
+        if evaluating and self.evaluation.envs > largest:
+            raise ValueError(
+                f"evaluation.envs = {self.evaluation.envs} are one group, which does not fit "
+                f"learner.inference_batch = {largest}"
+            )
+        if self.slots > MOST_SLOTS:
+            raise ValueError(
+                f"learner.slots = {self.slots}, or twice the environments of workers.envs = {workers.envs} and "
+                f"evaluation.envs = {self.evaluation.envs}, is above {MOST_SLOTS}"
+            )
         if self.environments > self.slots:
             raise ValueError(
                 f"workers.count = {workers.count} times workers.envs = {workers.envs} environments"

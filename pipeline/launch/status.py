@@ -104,7 +104,7 @@ def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
         if ended is not None:
             return ended
         endpoints = directory.read_endpoints()
-        if endpoints is None:
+        if endpoints is None or "broker" not in endpoints:
             raise ConfigError(f"{directory.path} names no broker to ask: give it with --broker")
         try:
             return {"run_directory": str(directory.path), **ask(str(endpoints["broker"]), security)}

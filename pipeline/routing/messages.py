@@ -39,6 +39,7 @@ class WorkerMessages:
 
     def take(self, peer: bytes, frames: list[Any], now: float) -> None:
         """One message: ``frames`` without the routing id."""
+        self._router.messages["workers"] += 1
         name = "head"
         try:
             message = decode(frames)
@@ -146,6 +147,7 @@ class LearnerMessages:
     def take(self, peer: bytes, frames: list[Any], now: float) -> None:
         """One message: ``frames`` without the routing id."""
         router, name = self._router, "head"
+        router.messages["learners"] += 1
         try:
             message = decode(frames)
             name = message.kind.name.lower()

@@ -30,6 +30,7 @@ class Router:
     Attributes:
         broker: Random id of this broker process.
         counters: What was refused, dropped or repeated, by reason. The reasons are a fixed set.
+        messages: All that was looked at, by who sent it: ``workers`` or ``learners``.
         draining: Reason of DISMISS, or None.
     """
 
@@ -39,12 +40,11 @@ class Router:
         self.leases = Leases(settings.max_workers)
         self.learners = Learners()
         self.counters: Counter[str] = Counter()
+        self.messages = {"workers": 0, "learners": 0}
         self.draining: str | None = None
         self._actions: list[Action] = []
         self._ticked: float | None = None
         self._sessions = 0
-
-    # What the loop calls.
 
     def take_actions(self) -> list[Action]:
         """What is to be sent, in order; the caller owns the list."""
@@ -129,8 +129,9 @@ class Router:
                 return
             lease = self.leases.lease(hello, peer, now, index)
             if lease is None:
-                limit = self.settings.max_workers
-                self.refuse(peer, hello.run, f"broker.max_workers = {limit} workers are served already", Cause.SESSION)
+                self.counters["hello_refused"] += 1
+                reason = f"broker.max_workers = {self.settings.max_workers} workers are served already"
+                self.refuse(peer, hello.run, reason, Cause.SESSION)
                 return
         else:
             self._claim_again(lease, peer, hello, now)
@@ -261,8 +262,6 @@ class Router:
         learner = self.learners.at(peer)
         if learner is not None:
             learner.credit = learner.session = 0
-
-    # Inside.
 
     def ask(self, lease: Lease, now: float, again: bool = False) -> bool:
         """JOIN to the lease's learner, chosen if it has none; False where no learner has enough free slots."""

@@ -16,7 +16,8 @@ TEXT = 200
 class StatusBoard:
     """The status mapping::
 
-    {"broker": id, "draining": reason, "workers_total": n, "workers": [...], "learners": [...], "counters": {...}}
+    {"broker": id, "draining": reason, "workers_total": n, "workers": [...], "learners": [...], "counters": {...},
+     "messages": {"workers": n, "learners": n}}
     """
 
     def __init__(self, router: Router) -> None:
@@ -61,6 +62,7 @@ class StatusBoard:
             ],
             "learner": self._published(),
             "counters": dict(router.counters),
+            "messages": dict(router.messages),
         }
 
     def _published(self) -> dict[str, Any]:

@@ -41,10 +41,11 @@ VERSION = 1
 ZSTD_LEVEL = 1
 _FRONT = struct.Struct("<2sBB")  # magic, version, codec
 _CHECKSUM = struct.Struct("<I")
-_REST = struct.Struct("<QqQq")  # raw length, environment, run, row
+_LENGTH = struct.Struct("<Q")
+_NAMES_BYTES = 24  # environment, run, row: the first three fields of every record
+_HEADER = struct.Struct("<2sBBIQqQq")
 _REST_AT = _FRONT.size + _CHECKSUM.size
-HEADER_BYTES = _REST_AT + _REST.size
-_NAMES = struct.Struct("<qQq")  # environment, run, row: the first three fields of every record
+HEADER_BYTES = _HEADER.size
 
 
 class Codec(IntEnum):
@@ -55,19 +56,25 @@ class Codec(IntEnum):
     ZSTD = 2
 
 
+_FRONTS = {codec: _FRONT.pack(MAGIC, VERSION, codec) for codec in range(256)}
+_FRONT_CHECKSUMS = {codec: zlib.crc32(front) for codec, front in _FRONTS.items()}
+
+
 class _Contexts(threading.local):
     """What is not thread-safe and worth keeping, one per thread: zstd contexts, and room for lz4's output."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor()
-        self._scratch = np.empty(0, np.uint8)
+        self._raw_bytes = -1
+        self._room = memoryview(b"")
 
-    def scratch(self, nbytes: int) -> Records:
-        """At least ``nbytes``, overwritten by the next caller; fresh memory for each unroll would be mapped anew."""
-        if self._scratch.nbytes < nbytes:
-            self._scratch = np.empty(nbytes, np.uint8)
-        return self._scratch
+    def lz4_room(self, raw: memoryview) -> memoryview:
+        """Room for ``raw``, compressed, until the next call; fresh memory for each unroll would be mapped anew."""
+        if self._raw_bytes != raw.nbytes:
+            self._raw_bytes = raw.nbytes
+            self._room = np.empty(cramjam.lz4.compress_block_bound(raw), np.uint8).data
+        return self._room
 
 
 _contexts = _Contexts()
@@ -105,14 +112,13 @@ def encode(record: Records, layout: UnrollLayout, codec: Codec) -> bytes:
         raise StoreError(f"a record of {raw.nbytes} bytes where the layout has {layout.nbytes}")
     body: Any = raw
     if codec is Codec.LZ4:
-        room = _contexts.scratch(cramjam.lz4.compress_block_bound(raw))
-        body = room[: cramjam.lz4.compress_block_into(raw, room.data, store_size=False)].data
+        room = _contexts.lz4_room(raw)
+        body = room[: cramjam.lz4.compress_block_into(raw, room, store_size=False)]
     elif codec is Codec.ZSTD:
         body = _contexts.compressor.compress(raw)
-    rest = _REST.pack(layout.nbytes, *_NAMES.unpack_from(raw))
-    front = _FRONT.pack(MAGIC, VERSION, codec)
-    checksum = zlib.crc32(body, zlib.crc32(rest, zlib.crc32(front)))
-    return b"".join((front, _CHECKSUM.pack(checksum), rest, body))
+    rest = _LENGTH.pack(raw.nbytes) + raw[:_NAMES_BYTES]
+    checksum = zlib.crc32(body, zlib.crc32(rest, _FRONT_CHECKSUMS[codec]))
+    return b"".join((_FRONTS[codec], _CHECKSUM.pack(checksum), rest, body))
 
 
 def decode(payload: bytes, layout: UnrollLayout) -> Records:
@@ -146,17 +152,36 @@ def decode_batch(payloads: Sequence[bytes], layout: UnrollLayout, out: Records |
     return records
 
 
+def decode_whole(payloads: Sequence[bytes], layout: UnrollLayout, out: Records) -> list[StoreError | None]:
+    """As ``decode_batch``, and a payload that does not open keeps none of the others from it.
+
+    Args:
+        payloads: B payloads.
+        layout: Their layout.
+        out: uint8 ``[B, layout.nbytes]``, contiguous, to fill; the row of a payload that does not open holds anything.
+
+    Returns:
+        Of each payload None, or what ``decode_batch`` would raise.
+    """
+    errors: list[StoreError | None] = []
+    for row, payload in zip(out, payloads, strict=True):
+        try:
+            _open(payload, layout, row)
+            errors.append(None)
+        except StoreError as error:
+            errors.append(error)
+    return errors
+
+
 def _open(payload: bytes, layout: UnrollLayout, out: Records) -> None:
     """The record of one payload into ``out``, uint8 ``[layout.nbytes]``."""
     if len(payload) < HEADER_BYTES:
         raise StoreError(f"a payload of {len(payload)} bytes is shorter than its header")
-    magic, version, codec = _FRONT.unpack_from(payload)
-    (checksum,) = _CHECKSUM.unpack_from(payload, _FRONT.size)
-    raw_length, *names = _REST.unpack_from(payload, _REST_AT)
+    magic, version, codec, checksum, raw_length, *names = _HEADER.unpack_from(payload)
     if magic != MAGIC or version != VERSION:
         raise StoreError(f"not an unroll payload of version {VERSION}: it begins with {payload[:4].hex()}")
     whole = memoryview(payload)
-    if zlib.crc32(whole[_REST_AT:], zlib.crc32(whole[: _FRONT.size])) != checksum:
+    if zlib.crc32(whole[_REST_AT:], _FRONT_CHECKSUMS[codec]) != checksum:
         raise StoreError(f"{_named(names)}: damaged payload, its checksum is wrong")
     if raw_length != layout.nbytes:
         raise StoreError(f"{_named(names)}: {raw_length} bytes where this learner's layout has {layout.nbytes}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import psutil
 
-from pipeline.errors import StoreError
+from pipeline.errors import CapacityError
 from pipeline.stopping import StopToken
 from pipeline.store.codec import HEADER_BYTES
 from pipeline.store.interface import (
@@ -192,7 +192,7 @@ class MemoryFifo:
         """Compares the capacity with this host's memory; logs the arithmetic.
 
         Raises:
-            StoreError: more than 80 % of it.
+            CapacityError: more than 80 % of it.
         """
         if unroll_bytes is not None:
             _check_memory(unroll_bytes, self._state.capacity, "store.capacity")
@@ -357,14 +357,14 @@ class MemoryReplay:
         """Compares the capacity with this host's memory; logs the arithmetic.
 
         Raises:
-            StoreError: more than 80 % of it, or an unroll larger than ``capacity_bytes``.
+            CapacityError: more than 80 % of it, or an unroll larger than ``capacity_bytes``.
         """
         if unroll_bytes is None:
             return
         state, payload = self._state, unroll_bytes + HEADER_BYTES
         items = state.capacity if state.capacity_bytes is None else min(state.capacity, state.capacity_bytes // payload)
         if items == 0:
-            raise StoreError(f"an unroll of {payload} bytes is above replay.capacity_bytes {state.capacity_bytes}")
+            raise CapacityError(f"an unroll of {payload} bytes is above replay.capacity_bytes {state.capacity_bytes}")
         _check_memory(payload, items, "replay.capacity" if items == state.capacity else "replay.capacity_bytes")
 
     def clear(self) -> None:
@@ -380,7 +380,7 @@ def _check_memory(unroll_bytes: int, items: int, bound: str) -> None:
     total, host = unroll_bytes * items, psutil.virtual_memory().total
     sum_ = f"{unroll_bytes} bytes per unroll x {items} unrolls ({bound}) = {total / 2**20:.1f} MiB"
     if total > MEMORY_SHARE * host:
-        raise StoreError(
+        raise CapacityError(
             f"{sum_} is {total / host:.0%} of this host's memory, at most {MEMORY_SHARE:.0%} are taken: lower {bound}"
         )
     log.info("%s; this host's memory: %.1f MiB", sum_, host / 2**20)

@@ -2,7 +2,7 @@
 -- Appends items, each once, as far as the capacity allows.
 --   KEYS  stream, books, last, epoch, replies, owner
 --   ARGV  group, new epoch, capacity, drop_oldest (0 | 1), producer, call, owner's token, mark, then per item:
---         environment, run, row, next_index, valid, payload
+--         "environment run row next_index valid", payload
 --   reply {stored, repeated, dropped, epoch, mark}
 -- Without flags the server refuses the whole script when it is out of memory: nothing is half done.
 -- include runs
@@ -10,7 +10,7 @@
 -- include fifo_mark
 local stream, books, last, epoch, replies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, capacity, drop, producer, token = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5], ARGV[6]
-local FIELDS, FIRST = 6, 9
+local FIELDS, FIRST = 2, 9
 
 local refusal = fenced(KEYS[6], ARGV[7])
 if refusal then return refusal end
@@ -50,27 +50,30 @@ local function drop_oldest_untaken()
   return tonumber(entry[2][2]) -- fields: v, valid, p, payload
 end
 
-local environments = {}
-for i = FIRST, #ARGV, FIELDS do environments[#environments + 1] = ARGV[i] end
+local names, environments = {}, {}
+for i = FIRST, #ARGV, FIELDS do
+  local name = {string.match(ARGV[i], '^(%d+) (%d+) (%-?%d+) (%-?%d+) (%d+)$')}
+  names[i], environments[#environments + 1] = name, name[1]
+end
 local runs_of, changed = load_runs(last, environments), {}
 
 local stored, repeated, dropped, added = 0, 0, 0, 0
 for i = FIRST, #ARGV, FIELDS do
-  local environment, run, row, next_index = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local environment, run, row, next_index, valid = unpack(names[i])
   if is_repeat(runs_of[environment], run, row) then
     repeated = repeated + 1
   else
     if length >= capacity and drop then
-      local valid = drop_oldest_untaken()
-      if valid then
-        length, dropped = length - 1, dropped + valid
+      local oldest = drop_oldest_untaken()
+      if oldest then
+        length, dropped = length - 1, dropped + oldest
       end
     end
     if length >= capacity then break end
-    redis.call('XADD', stream, '*', 'v', ARGV[i + 4], 'p', ARGV[i + 5])
+    redis.call('XADD', stream, '*', 'v', valid, 'p', ARGV[i + 1])
     runs_of[environment] = with_run(runs_of[environment], run, row, next_index)
     changed[environment] = true
-    length, added = length + 1, added + tonumber(ARGV[i + 4])
+    length, added = length + 1, added + tonumber(valid)
   end
   stored = stored + 1
 end

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from pipeline.errors import StoreError
+from pipeline.errors import CapacityError, StoreError
 from pipeline.store.codec import HEADER_BYTES
 from pipeline.store.redis_client import RedisLink
 
@@ -52,7 +52,7 @@ def check_capacity(link: RedisLink, unroll_bytes: int, capacity: int) -> None:
 
     Raises:
         UnreachableError: Redis is out of reach.
-        StoreError: more than 80 % of ``maxmemory``, or an unroll larger than Redis takes in one value.
+        CapacityError: more than 80 % of ``maxmemory``, or an unroll larger than Redis takes in one value.
     """
     payload = unroll_bytes + HEADER_BYTES
     item = fifo_item_bytes(payload, rounds_up(link))
@@ -76,13 +76,13 @@ def check_replay_capacity(link: RedisLink, unroll_bytes: int, capacity: int, cap
 
     Raises:
         UnreachableError: Redis is out of reach.
-        StoreError: more than 80 % of ``maxmemory``, an unroll larger than Redis takes in one value, or than
+        CapacityError: more than 80 % of ``maxmemory``, an unroll larger than Redis takes in one value, or than
             ``capacity_bytes``.
     """
     payload = unroll_bytes + HEADER_BYTES
     items = capacity if capacity_bytes is None else min(capacity, capacity_bytes // payload)
     if items == 0:
-        raise StoreError(f"an unroll of {payload} bytes is above replay.capacity_bytes {capacity_bytes}")
+        raise CapacityError(f"an unroll of {payload} bytes is above replay.capacity_bytes {capacity_bytes}")
     bound = "replay.capacity" if items == capacity else "replay.capacity_bytes"
     item, unit = replay_item_bytes(payload, rounds_up(link)), 1 if items == capacity else payload
     sum_ = (
@@ -177,7 +177,7 @@ class Measured:
 def _check_value(link: RedisLink, value_bytes: int) -> None:
     most = _max_value_bytes(link)
     if value_bytes > most:
-        raise StoreError(f"an unroll of {value_bytes} bytes is above Redis' proto-max-bulk-len of {most} bytes")
+        raise CapacityError(f"an unroll of {value_bytes} bytes is above Redis' proto-max-bulk-len of {most} bytes")
 
 
 def _check_total(link: RedisLink, total: int, sum_: str, remedy: Callable[[int], str]) -> None:
@@ -185,7 +185,7 @@ def _check_total(link: RedisLink, total: int, sum_: str, remedy: Callable[[int],
     memory = _memory(link)
     limit = int(memory.get("maxmemory") or 0)
     if limit and total > MEMORY_SHARE * limit:
-        raise StoreError(
+        raise CapacityError(
             f"{sum_} is {total / limit:.0%} of Redis' maxmemory {_size(limit)}, at most {MEMORY_SHARE:.0%} are taken: "
             f"{remedy(int(MEMORY_SHARE * limit))}, or raise maxmemory"
         )

@@ -174,8 +174,8 @@ class RedisFifo:
         self._calls += 1
         arguments: list[Any] = [GROUP, uuid.uuid4().hex, self._capacity, int(self._drop_oldest), self._consumer]
         arguments += (f"{self._token}-{self._calls}", self._claim.token, self._claim.mark)
-        for item in items:
-            arguments += item
+        for environment, run, row, next_index, valid, payload in items:
+            arguments += (f"{environment} {run} {row} {next_index} {valid}", payload)
         keys = [self._stream, self._books, self._last, self._epoch, self._replies, self._owner]
         stored, repeated, dropped, epoch, mark = self._commands.call(
             lambda client: self._scripts.put(keys, arguments, client)

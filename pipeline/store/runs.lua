@@ -1,34 +1,34 @@
 -- What was stored last of each environment: of its latest runs, latest first, "run row next_index", joined by ";".
--- So an item is stored once, and a successor learns how far each run came.
+-- So an item is stored once, and a successor learns how far each run came. Here each stands behind a ";", and what is
+-- mostly asked for, the latest run, is found without looking at the others.
 local RUNS = 8 -- of one environment that are remembered: a worker starts its environments anew within its budget
 local function load_runs(key, environments)
   local found, runs_of = redis.call('HMGET', key, unpack(environments)), {}
   for i, environment in ipairs(environments) do
-    local runs = {}
-    for run, row, next_index in string.gmatch(found[i] or '', '(%d+) (%-?%d+) (%d+)') do
-      runs[#runs + 1] = {run, row, next_index}
-    end
-    runs_of[environment] = runs
+    runs_of[environment] = found[i] and ';' .. found[i] or ''
   end
   return runs_of
 end
 local function is_repeat(runs, run, row)
-  for _, put in ipairs(runs) do
-    if put[1] == run then return tonumber(row) <= tonumber(put[2]) end
-  end
-  return false
+  local _, stop = string.find(runs, ';' .. run .. ' ', 1, true)
+  return stop ~= nil and tonumber(row) <= tonumber(string.match(runs, '^%-?%d+', stop + 1))
 end
 local function with_run(runs, run, row, next_index)
-  local newer = {{run, row, next_index}}
-  for _, put in ipairs(runs) do
-    if put[1] ~= run and #newer < RUNS then newer[#newer + 1] = put end
+  local start, stop = string.find(runs, ';' .. run .. ' ', 1, true)
+  local others = runs
+  if start then
+    local after = string.find(runs, ';', stop, true)
+    others = string.sub(runs, 1, start - 1) .. (after and string.sub(runs, after) or '')
+  elseif select(2, string.gsub(runs, ';', ';')) >= RUNS then
+    others = string.match(runs, '^(.*);')
   end
-  return newer
+  return table.concat({';', run, ' ', row, ' ', next_index, others})
 end
 local function save_runs(key, runs_of, changed)
+  local fields = {}
   for environment in pairs(changed) do
-    local words = {}
-    for i, put in ipairs(runs_of[environment]) do words[i] = table.concat(put, ' ') end
-    redis.call('HSET', key, environment, table.concat(words, ';'))
+    fields[#fields + 1] = environment
+    fields[#fields + 1] = string.sub(runs_of[environment], 2)
   end
+  if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
 end

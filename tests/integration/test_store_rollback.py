@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
 from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.interface import Insert, Item, Put
@@ -20,6 +22,8 @@ from pipeline.store.redis_replay import RedisReplay
 from pipeline.store.redis_store import RedisFifo
 
 pytestmark = pytest.mark.integration
+
+WRITTEN_SECONDS = 10.0
 
 ServerFactory = Callable[..., EmbeddedServer]
 FifoFactory = Callable[..., RedisFifo]
@@ -31,10 +35,20 @@ def log_file(server: EmbeddedServer) -> Path:
     return path
 
 
+def log_bytes(server: EmbeddedServer) -> int:
+    """Length of the log once it holds all that was answered: Redis puts writing off while the disk is busy."""
+    deadline = time.monotonic() + WRITTEN_SECONDS
+    with redis.Redis.from_url(server.url, socket_timeout=WRITTEN_SECONDS) as client:
+        while client.info("persistence")["aof_buffer_length"]:
+            assert time.monotonic() < deadline, "Redis does not write its log"
+    return log_file(server).stat().st_size
+
+
 def go_back(server: EmbeddedServer, size: int) -> None:
     """Kills Redis and starts it with the first ``size`` bytes of its log."""
     assert server.pid is not None
     path = log_file(server)
+    log_bytes(server)
     os.kill(server.pid, signal.SIGKILL)
     server.stop()
     assert path.stat().st_size > size, "there is something to lose"
@@ -63,7 +77,7 @@ def test_a_fifo_that_went_back_is_emptied(make_redis: ServerFactory, make_redis_
     server, claim = make_redis(persist=True), Claim()
     writer, taker = (make_redis_fifo(server, claim=claim) for _ in range(2))
     epoch = writer.put(puts(0, 1, 2, 3)).epoch
-    size = log_file(server).stat().st_size
+    size = log_bytes(server)
     taken = taker.take(3, 1.0)
     taker.acknowledge(taken[:2])
     go_back(server, size)
@@ -79,7 +93,7 @@ def test_a_taker_alone_notices_too(make_redis: ServerFactory, make_redis_fifo: F
     server, claim = make_redis(persist=True), Claim()
     writer, taker = (make_redis_fifo(server, claim=claim, capacity=2) for _ in range(2))
     epoch = writer.put(puts(0, 1)).epoch
-    size = log_file(server).stat().st_size
+    size = log_bytes(server)
     taker.acknowledge(taker.take(2, 1.0))
     go_back(server, size)
     assert taker.take(2, 2.0) == []
@@ -94,7 +108,7 @@ def test_what_was_taken_does_not_come_again(make_redis: ServerFactory, make_redi
     writer.put(puts(0, 1, 2))
     assert taker.take(1, 1.0) and taker.take(9, 0.0)
     writer.put(puts(3))
-    size = log_file(server).stat().st_size
+    size = log_bytes(server)
     taken = taker.take(9, 1.0)
     assert rows(taken) == [3]
     go_back(server, size)
@@ -110,7 +124,7 @@ def test_a_successor_notices_by_the_mark_of_the_checkpoint(
     server = make_redis(persist=True)
     fifo = make_redis_fifo(server)
     fifo.put(puts(0))
-    size, early, epoch = log_file(server).stat().st_size, fifo.mark(), fifo.epoch()
+    size, early, epoch = log_bytes(server), fifo.mark(), fifo.epoch()
     fifo.put(puts(1))
     late = fifo.mark()
     go_back(server, size)
@@ -130,7 +144,7 @@ def test_a_replay_that_went_back_counts_what_is_gone(
     replay, other = (make_redis_replay(server, claim=claim, capacity=5) for _ in range(2))
     first = replay.insert(inserts(0, 1, 2, 3))
     assert first.lost_total == 0
-    size = log_file(server).stat().st_size
+    size = log_bytes(server)
     second = replay.insert(inserts(4, 5, 6))  # evicts 0 and 1
     replay.update_priorities([first.ids[3] or 0], [7.0])
     go_back(server, size)
@@ -154,7 +168,7 @@ def test_a_replay_that_goes_back_twice_counts_once_more(
     server = make_redis(persist=True)
     replay = make_redis_replay(server, capacity=100)
     replay.insert(inserts(0))
-    size = log_file(server).stat().st_size
+    size = log_bytes(server)
     replay.insert(inserts(1))
     go_back(server, size)
     assert replay.insert(inserts(2)).lost_total == 11
@@ -168,7 +182,7 @@ def test_all_of_a_replay_that_was_there_then_is_evicted_since(
     server = make_redis(persist=True)
     replay = make_redis_replay(server, capacity=2)
     replay.insert(inserts(0, 1))
-    size = log_file(server).stat().st_size
+    size = log_bytes(server)
     replay.insert(inserts(2, 3, 4))
     go_back(server, size)
     assert replay.epoch() and replay.counts()[:4] == (10 + 11 + 12 + 13 + 14, 10 + 11 + 12, 0, 0)

@@ -138,14 +138,13 @@ def test_dismissal_by_the_learner_ends_with_0(broker):
 def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     once = {"fault": fault, "at": 3, "episode": 3, "once": str(tmp_path / "once")}
+    # The second holds for the start of a child's interpreter too, which takes seconds on a busy machine.
     limits = {"step_timeout_seconds": 1.0, "reset_timeout_seconds": 10.0}
-    if fault == "hang_reset":
-        limits["reset_timeout_seconds"] = 5.0
     with (
         Running(config_of(broker, {"step_seconds": 0.001}, worker="other")),
         Running(config_of(broker, once, worker="sick", limits=limits)),
     ):
-        broker.until(lambda: sum(hello.worker_id == "sick" for hello in broker.hellos) >= 2)
+        broker.until(lambda: sum(hello.worker_id == "sick" for hello in broker.hellos) >= 2, seconds=60.0)
         again = broker.hellos[-1]
         broker.until(lambda: broker.runs[again.run].transitions > 200)
         assert sum(hello.worker_id == "other" for hello in broker.hellos) == 1

@@ -75,6 +75,7 @@ def test_training_goes_on_until_there_is_room_again(commands, disk, going, until
     assert "No space left" in before["failing"]["checkpoint"]
     if ack == "update":
         until(lambda: status(commands)["updates"] > before["updates"] + 5, 60, "training goes on")
+        assert status(commands)["updates_since_checkpoint"] > 5, "are at risk"
     os.unlink(disk / "fill")
     until(lambda: not status(commands)["failing"], 60, "everything is written again")
     after = status(commands)["updates"]
@@ -87,6 +88,7 @@ def test_training_goes_on_until_there_is_room_again(commands, disk, going, until
     assert figures["ledger"]["error"] == 0 and figures["failed_writes"]["checkpoint"] >= 1
     newest = max((disk / "run" / "checkpoints").glob("0*"))
     assert json.loads((newest / "meta.json").read_text())["updates"] == figures["updates"]
+    assert figures["updates_since_checkpoint"] == 0
 
 
 def test_a_last_checkpoint_that_does_not_fit_is_a_failure(commands, disk, going, until):

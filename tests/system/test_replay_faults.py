@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -271,6 +272,35 @@ def test_a_second_run_on_the_same_store_is_refused(commands, until, make_server,
     assert "choose another store.prefix" in line
     first.trains_on(5)
     assert first.end()["dropped"] == {}, "nothing of its data was touched"
+
+
+@pytest.mark.parametrize("preset", [R2D2, VTRACE])
+def test_what_stands_under_another_prefix_is_of_another_history(commands, until, make_server, preset):
+    """A run that is gone on with elsewhere and comes back finds its own past, whose books it has closed long ago."""
+    server = make_server()
+    run = Run(commands, until, server, preset)
+    run.trains_on(10)
+    run.end()
+    for options in (["--set", "store.prefix=elsewhere"], []):
+        run = Run(commands, until, server, preset, "--resume", *options)
+        run.trains_on(10)
+        ledger = run.end()
+    if preset == R2D2:
+        assert ledger["resident"] == sum(valid for _, valid in table(server).values())
+
+
+def test_a_copy_of_a_run_is_refused_while_that_trains(commands, until, make_server):
+    server = make_server()
+    run = Run(commands, until, server)
+    run.trains_on(5)
+    run.saves(1)
+    shutil.copytree(run.directory, commands.cwd / "copy")
+    copy = Run(commands, until, server, R2D2, "--resume", name="copy")
+    output, _ = copy.process.communicate(timeout=START_SECONDS)
+    assert copy.process.returncode == 2, output
+    assert f"error: store.prefix = seedmq: the run in {run.directory} (process " in output
+    run.trains_on(5)
+    assert run.end()["dropped"] == {}, "nothing of its data was touched"
 
 
 def test_a_learner_that_slept_through_its_lease_writes_nothing_any_more(commands, until, make_server):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.load import load
+from pipeline.config.schema import leaves
 from pipeline.config.yaml_text import MAX_BYTES
 from pipeline.errors import EXIT_USAGE, ConfigError
 
@@ -81,6 +82,14 @@ def test_a_password_in_the_url_is_refused_and_not_repeated(tmp_path: Path, url: 
     assert "hunter2" not in message
 
 
+def test_no_wait_is_longer_than_an_operating_system_can(tmp_path: Path) -> None:
+    keys = [".".join(path) for path in leaves() if path[-1].endswith("_seconds") and path != ("run", "max_seconds")]
+    assert len(keys) > 10
+    for key in keys:
+        message = refusal(write(tmp_path, MINIMAL), (f"{key}=1e300",))
+        assert message == f"{key} = 1e+300: Input should be less than or equal to 1000000 (from --set)"
+
+
 def test_the_environment_is_required(tmp_path: Path) -> None:
     assert refusal(write(tmp_path, "run: {seed: 1}\n")) == "environment: required, but set nowhere"
     assert refusal(write(tmp_path, "environment: {frame_skip: 4}\n")) == "environment.id: required, but set nowhere"
@@ -97,6 +106,17 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
+        (
+            ("evaluation.workers=1", "evaluation.envs=513"),
+            "evaluation.envs = 513 are one group, which does not fit learner.inference_batch = 512 "
+            "(evaluation.envs from --set, learner.inference_batch from default)",
+        ),
+        (
+            ("workers.envs=100000000000000000000",),
+            "learner.slots = 200000000000000000000, or twice the environments of workers.envs = 100000000000000000000 "
+            "and evaluation.envs = 20, is above 1048576 (learner.slots from default, workers.envs from --set, "
+            "evaluation.envs from default)",
+        ),
         (
             ("workers.envs=5",),
             "workers.envs = 5 cannot be split evenly over workers.groups = 2 "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,52 @@ def test_a_damaged_file_is_a_warning(file: Path, caplog: pytest.LogCaptureFixtur
     write_text(file, "replay: {samples_per_insert: 5}")
     settings.look()
     assert taken == [4.0, 5.0]
+
+
+def a_loop(file: Path) -> None:
+    file.symlink_to(file)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (Path.mkdir, "not a regular file"),
+        (os.mkfifo, "not a regular file"),
+        (a_loop, "symbolic links"),
+        (lambda file: file.write_text("[" * 100_000), "nested too deeply"),
+        (lambda file: file.write_text("# " + "x" * 10**6), "larger than"),
+        (lambda file: file.symlink_to("/dev/zero"), "not a regular file"),
+    ],
+    ids=["folder", "pipe", "loop", "deep", "large", "device"],
+)
+def test_whatever_stands_there_training_goes_on(
+    file: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], Any], problem: str
+) -> None:
+    settings, taken = live(file)
+    make(file)
+    settings.look()
+    settings.look()
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert problem in record.getMessage() and "live.yaml" in record.getMessage()
+    with pytest.raises(ConfigError, match=problem):
+        adjusted(config(), file, [f"{KEY}=8"])
+    file.rmdir() if file.is_dir() else file.unlink()
+    write_text(file, "replay: {samples_per_insert: 5}")
+    settings.look()
+    assert taken == [5.0]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_becomes_readable_is_taken(file: Path) -> None:
+    settings, taken = live(file)
+    write_text(file, "replay: {samples_per_insert: 5}")
+    file.chmod(0)
+    settings.look()
+    assert taken == []
+    file.chmod(0o600)
+    settings.look()
+    assert taken == [5.0]
 
 
 def test_what_a_run_does_not_use_is_a_warning(file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pipeline.config.tree import Config
-from pipeline.errors import StoreError
+from pipeline.errors import CapacityError
 from pipeline.stopping import StopToken
 from pipeline.store.backends import Stores
 from pipeline.store.interface import Insert, Item, Put
@@ -106,14 +106,14 @@ def test_more_than_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, caplog
         replay.check(1000)
         replay.check()
     assert "1000 bytes per unroll x 1000 unrolls (store.capacity) = 1.0 MiB; this host's memory: 100.0" in caplog.text
-    with pytest.raises(StoreError, match=r"100000 bytes .* lower store\.capacity"):
+    with pytest.raises(CapacityError, match=r"100000 bytes .* lower store\.capacity"):
         fifo.check(100_000)
-    with pytest.raises(StoreError, match=r"100040 bytes .* lower replay\.capacity$"):
+    with pytest.raises(CapacityError, match=r"100040 bytes .* lower replay\.capacity$"):
         replay.check(100_000)
     MemoryReplay(ReplayState(1000, 50 * 2**20)).check(100_000)
-    with pytest.raises(StoreError, match=r"lower replay\.capacity_bytes"):
+    with pytest.raises(CapacityError, match=r"lower replay\.capacity_bytes"):
         MemoryReplay(ReplayState(1000, 90 * 2**20)).check(100_000)
-    with pytest.raises(StoreError, match=r"above replay\.capacity_bytes 1000"):
+    with pytest.raises(CapacityError, match=r"above replay\.capacity_bytes 1000"):
         MemoryReplay(ReplayState(1000, 1000)).check(1000)
 
 

@@ -6,9 +6,14 @@ import random
 import threading
 
 import numpy as np
+import psutil
 import pytest
 
-from learner.replay_index import ReplayIndex, importance_weights
+from learner.paths import _sampling
+from learner.replay_index import INDEX_BYTES, ReplayIndex, importance_weights
+from pipeline.config.tree import Config
+from pipeline.errors import EXIT_USAGE, CapacityError
+from pipeline.ledger import Ledger
 
 pytestmark = pytest.mark.unit
 
@@ -103,6 +108,25 @@ def test_impossible_priorities_are_refused(priority: float) -> None:
     with pytest.raises(ValueError, match="2 ids with 1"):
         index.add([1, 2], [1.0])
     assert index.size == 1
+
+
+def test_an_index_beyond_this_hosts_memory_is_refused_with_the_arithmetic() -> None:
+    index = ReplayIndex(100_000, 0.9)
+    used = index._ids.nbytes + sum(level.nbytes for level in index._tree._levels)
+    assert used == pytest.approx(INDEX_BYTES * 100_000, rel=0.06)
+
+    def config(capacity: int) -> Config:
+        training = {"algorithm": "r2d2", "unroll_length": 80}
+        tree = {"environment": {"id": "x"}, "training": training, "replay": {"capacity": capacity}}
+        return Config.model_validate(tree)
+
+    _sampling(config(100_000), Ledger(replay=True))
+    for capacity in (psutil.virtual_memory().total // 16, 10**30):
+        with pytest.raises(
+            CapacityError, match=rf"17 bytes .* x {capacity} unrolls .*set replay\.capacity to"
+        ) as caught:
+            _sampling(config(capacity), Ledger(replay=True))
+        assert caught.value.exit_code == EXIT_USAGE
 
 
 def test_importance_weights() -> None:

@@ -1,6 +1,7 @@
 """The run directory: made once, private, gone on with only by the same kind of run."""
 
 import json
+import shutil
 import stat
 
 import pytest
@@ -36,10 +37,29 @@ def test_one_learner_at_a_time_and_one_id_for_ever(tmp_path):
     ):
         pytest.fail("two learners")
     with RunDirectory.open(tmp_path / "run").locked() as again:
-        assert again == first and len(first) == 32
+        assert again == first
     RunDirectory.create(tmp_path / "other", "name", config())
     with RunDirectory.open(tmp_path / "other").locked() as other:
         assert other != first
+
+
+def test_a_copy_is_another_run_and_a_moved_one_the_same(tmp_path):
+    """Both may be gone on with at once: as one run they would take the store from each other for ever."""
+    RunDirectory.create(tmp_path / "run", "name", config())
+    with RunDirectory.open(tmp_path / "run").locked() as first:
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        with RunDirectory.open(tmp_path / "copy").locked() as copied:
+            assert copied != first
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with RunDirectory.open(tmp_path / "moved").locked() as moved:
+        assert moved == first
+
+
+def test_a_directory_that_cannot_be_locked_is_refused(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", "name", config())
+    directory.run_id.mkdir()
+    with pytest.raises(ConfigError, match=r"cannot lock .*run_id: Is a directory"), directory.locked():
+        pytest.fail("locked")
 
 
 def test_is_readable_by_its_owner_only(tmp_path):
