@@ -19,6 +19,8 @@ help:
 	@echo "make check        what CI runs: make lint (format, lint, types, import contracts) and make test"
 	@echo "make test         all tests; make unit, make integration, make system: one tier"
 	@echo "make format       formats and fixes what can be fixed by itself"
+	@echo "make chaos        faults at random for CHAOS_SECONDS in a pipeline of real processes, then its books"
+	@echo "make chaos-kills  the learner killed at random until it was resumed CHAOS_KILLS times"
 	@echo "make compose-test docker-compose for real, from a clean clone: starts, crashes, scaling; COMPOSE_CYCLES=N"
 	@echo "make bench        every benchmark against its baselines: minutes, on a machine that does nothing else"
 	@echo "make bench-peers  the systems that the benchmarks compare with, each in an environment of its own"
@@ -58,6 +60,16 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/seedmq bench store $(ARGS)
+
+CHAOS_SECONDS ?= 1800
+CHAOS_KILLS   ?= 50
+.PHONY: chaos chaos-kills
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) $(ARGS)
+
+chaos-kills: $(STAMP)
+	$(BIN)/python -m tests.chaos --learner-kills $(CHAOS_KILLS) $(ARGS)
 
 PEERS := $(patsubst benchmarks/peers/%/requirements.txt,.venv-peers/%/.installed,$(wildcard benchmarks/peers/*/requirements.txt))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
@@ -30,23 +31,23 @@ class Watch:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._next = 0.0
-        self._sizes: dict[tuple[str, float], tuple[Size, Size]] = {}
+        self._sizes: dict[tuple[int, float], tuple[str, Size, Size]] = {}
         self._learner = (0, 0.0, -1)  # pid, since, episodes that others before it finished
+        self._trains_since = math.inf
         self.solved = False
         self.best_return = 0.0
 
     def look(self) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + INTERVAL_SECONDS
-            self._measure()
             self._learn()
+            self._measure()
 
     def growth(self) -> dict[str, Size]:
         """By role: what the process that grew most has grown by since it was warm."""
         found: dict[str, Size] = {}
-        for (name, _), (first, last) in self._sizes.items():
+        for role, first, last in self._sizes.values():
             grown = Size(*(after - before for before, after in zip(first, last, strict=True)))
-            role = name.partition(" ")[0]
             found[role] = Size(*map(max, grown, found.get(role, grown)))
         return found
 
@@ -61,24 +62,27 @@ class Watch:
         for pid, command in self._pipeline.processes().items():
             try:
                 process = psutil.Process(pid)
-                begun = process.create_time()
+                key = (pid, begun := process.create_time())
                 size = Size(process.num_fds(), process.memory_info().rss)
             except psutil.Error:
                 continue  # ended since
             role = next((role for role in ROLES if role in command), None)
+            if role == LEARNER:
+                begun = max(begun, self._trains_since)  # what it traces comes late on a busy machine
             if role is not None and time.time() - begun > WARM_SECONDS:
-                key = (f"{role} {pid}", begun)
-                self._sizes[key] = (self._sizes.get(key, (size, size))[0], size)
+                self._sizes[key] = (role, self._sizes.get(key, (role, size, size))[1], size)
 
     def _learn(self) -> None:
         """Solved: the mean of so many episodes, all of them reported to one learner process."""
         pid = self._pipeline.alive().get(LEARNER, 0)
         if pid != self._learner[0]:
             self._learner = (pid, time.time(), -1)
+            self._trains_since = math.inf
         _, since, before = self._learner
         summary = self._pipeline.summary(since)
         if summary and before < 0:
             self._learner = (pid, since, summary["episodes"])
+            self._trains_since = time.time()
         elif summary and summary["episodes"] >= before + SOLVED_EPISODES:
             self.best_return = max(self.best_return, summary["episode_return_mean"] or 0.0)
             self.solved = self.best_return >= SOLVED_RETURN
