@@ -14,7 +14,7 @@ import redis
 from tests.chaos.faults import KILLED, LEARNER_START_SECONDS, WORKER_START_SECONDS
 from tests.chaos.pipeline import CHECKPOINT_SECONDS, LEARNER, Pipeline
 from tests.chaos.report import Report
-from tests.chaos.run import started, surprised
+from tests.chaos.run import GivenUp, started, surprised
 
 STREAM, BOOKS, GROUP = "seedmq:unrolls", "seedmq:books", "learners"
 EARLY = 0.3
@@ -27,35 +27,32 @@ def learner_kills(number: int, seed: int, redis_server: Path | None) -> int:
     """The exit code: 0 when all bounds held."""
     print(f"seed {seed}", flush=True)
     rng, report = random.Random(seed), Report(explained={"learner_restart"})
-    with started(report, redis_server=redis_server) as (pipeline, watch), pipeline.admin() as admin:
-        left = []
-        while len(report.recoveries) < number:
-            left.append(one := _kill(pipeline, admin, rng, report))
-            again = rng.random() < EARLY
-            took = None if again else _resumed(pipeline, admin, one, report)
-            if took is not None:
-                report.recoveries.append(("learner.kill", took))
-            surprised(pipeline, f"kill {len(left)}", report)
-            print(
-                f"kill {len(left)}: {one}; " + (f"resumed after {took:.1f} s" if took else "killed again"), flush=True
-            )
-    report.solved = watch.solved
-    _print_figures(left, len(report.recoveries), report)
+    left: list[Left] = []
+    try:
+        with started(report, redis_server=redis_server) as (pipeline, watch), pipeline.admin() as admin:
+            while len(report.recoveries) < number:
+                left.append(one := _kill(pipeline, admin, rng, report))
+                then = "killed again"
+                if rng.random() >= EARLY:
+                    report.recoveries.append(("learner.kill", took := _resumed(pipeline, admin, one, report)))
+                    then = f"resumed after {took:.1f} s"
+                surprised(pipeline, f"kill {len(left)}", report)
+                print(f"kill {len(left)}: {one}; {then}", flush=True)
+            report.solved = watch.solved
+    except GivenUp as error:
+        report.fail(str(error))
+    _print_figures(left, report)
     return report.close()
 
 
-def _print_figures(left: list[Left], resumed: int, report: Report) -> None:
-    oldest = max(one.age_seconds for one in left if one.trained)
+def _print_figures(left: list[Left], report: Report) -> None:
+    resumed, rolled_back = len(report.recoveries), report.ledger.get("rolled_back")
+    oldest = max((one.age_seconds for one in left if one.trained), default=0.0)
+    most = max((one.rolled_back for one in left), default=0)
     print(f"{len(left)} kills, {resumed} resumed and {len(left) - resumed} killed again before they trained")
-    print(
-        f"rolled back at once at most {max(one.rolled_back for one in left)} transitions, in all {_rolled_back(report)}"
-    )
+    print(f"rolled back at once at most {most} transitions, in all {rolled_back}")
     print(f"the checkpoint at most {oldest:.1f} s old when a learner that trained was killed")
-    print(f"unrolls taken and not applied when it was killed: {sum(len(one.taken) for one in left)}, all trained since")
-
-
-def _rolled_back(report: Report) -> int:
-    return int(report.ledger["rolled_back"])
+    print(f"unrolls taken and not applied when it was killed: {sum(len(one.taken) for one in left)}")
 
 
 class Left(NamedTuple):
@@ -112,14 +109,17 @@ def _born(pipeline: Pipeline) -> float:
     return pipeline.started_at(LEARNER)
 
 
-def _resumed(pipeline: Pipeline, admin: redis.Redis, one: Left, report: Report) -> float | None:
-    """Waits for its successor to train, and compares; how long that took, None where it does not."""
+def _resumed(pipeline: Pipeline, admin: redis.Redis, one: Left, report: Report) -> float:
+    """Waits for its successor to train, and compares; how long that took.
+
+    Raises:
+        GivenUp: it does not.
+    """
     began = time.monotonic()
     pipeline.pid(LEARNER)
     born = _born(pipeline)
     if not pipeline.trains(LEARNER_START_SECONDS, born):
-        report.fail(f"the learner is not resumed within {LEARNER_START_SECONDS:g} s")
-        return None
+        raise GivenUp(f"the learner is not resumed within {LEARNER_START_SECONDS:g} s")
     took = time.monotonic() - began
     found = pipeline.summary(born)["ledger"]["rolled_back"] - one.rolled_back_before
     if found != one.rolled_back:

@@ -171,7 +171,17 @@ class Pipeline:
                 if name in self._children and name not in self.workers:
                     self.signal(name, signal.SIGTERM, -signal.SIGTERM, 143, 0)
             if not self.wait(lambda names=names: not set(names) & set(self._children), STOP_SECONDS):
-                self.surprises += [f"{name} did not end in time" for name in names if name in self._children]
+                self.surprises += [
+                    f"{name} did not end in time, {self._doing(name)}" for name in names if name in self._children
+                ]
+
+    def _doing(self, name: str) -> str:
+        """State of a component, and of the machine: on one that is busy with other work everything takes longer."""
+        load = f"load average {os.getloadavg()[0]:.1f}"
+        with contextlib.suppress(psutil.Error, KeyError):
+            process = psutil.Process(self._children[name].pid)
+            return f"{process.status()}, {sum(process.cpu_times()[:2]):.1f} s of processor so far; {load}"
+        return load
 
     def _judge(self, name: str, code: int, child: Child) -> None:
         # The learner sends workers home when it is told to end.
@@ -206,7 +216,7 @@ class Pipeline:
     def ends(self, name: str) -> None:
         """Waits until the component, which was told to, has ended."""
         if not self.wait(lambda: name in self._start_at, STOP_SECONDS, tick=RESTART_SECONDS / 20):
-            self.surprises.append(f"{name} did not end within {STOP_SECONDS:g} s")
+            self.surprises.append(f"{name} did not end within {STOP_SECONDS:g} s, {self._doing(name)}")
 
     def signal_store(self, number: int) -> None:
         os.kill(self.pid(STORE), number)

@@ -43,15 +43,24 @@ def random_faults(seconds: float, seed: int, names: list[str], solve: bool, redi
     rng, report = random.Random(seed), Report()
     with ExitStack() as stack:
         catalogue = _catalogue(names, stack)
-        with started(report, catalogue.link, redis_server) as (pipeline, watch):
-            storm(pipeline, rng, list(catalogue.faults.values()), seconds, report)
-            if solve:
-                pipeline.wait(lambda: watch.solved, CALM_SECONDS)
-        report.solved = watch.solved
-        print(f"best mean return of 100 episodes: {watch.best_return:.1f}; growth: {watch.growth()}", flush=True)
-        if solve and not watch.solved:
-            report.fail("CartPole is not solved")
+        try:
+            with started(report, catalogue.link, redis_server) as (pipeline, watch):
+                storm(pipeline, rng, list(catalogue.faults.values()), seconds, report)
+                if solve:
+                    pipeline.wait(lambda: watch.solved, CALM_SECONDS)
+                report.solved = watch.solved
+                print(
+                    f"best mean return of 100 episodes: {watch.best_return:.1f}; growth: {watch.growth()}", flush=True
+                )
+                if solve and not watch.solved:
+                    report.fail("CartPole is not solved")
+        except GivenUp as error:
+            report.fail(str(error))
     return report.close()
+
+
+class GivenUp(Exception):
+    """The pipeline does not recover."""
 
 
 class Catalogue:
@@ -131,7 +140,7 @@ def _recover(pipeline: Pipeline, name: str, bound: float, report: Report) -> flo
     """How long it takes.
 
     Raises:
-        SystemExit: it never does.
+        GivenUp: it never does.
     """
     released = time.monotonic()
     took = recovery(pipeline, released, bound)
@@ -144,7 +153,7 @@ def _recover(pipeline: Pipeline, name: str, bound: float, report: Report) -> flo
         report.fail(f"{name}: not recovered within {bound:g} s; learner {shown}, workers {who}")
         took = recovery(pipeline, released, bound + PATIENCE_SECONDS)
     if took is None:
-        raise SystemExit(f"{name}: given up after {time.monotonic() - released:.0f} s; see {pipeline.directory.parent}")
+        raise GivenUp(f"{name}: given up after {time.monotonic() - released:.0f} s; logs: {pipeline.directory.parent}")
     return took
 
 

@@ -13,8 +13,8 @@ from tests.chaos.pipeline import LEARNER, Pipeline
 INTERVAL_SECONDS = 3.0
 WARM_SECONDS = 20.0
 """A process has all that it needs for its work when it is so old."""
-MAX_DESCRIPTORS = 32
-MAX_BYTES = 192 * 2**20
+MAX_DESCRIPTORS = 16
+MAX_BYTES = 64 * 2**20
 """What a process may grow by after that."""
 SOLVED_RETURN, SOLVED_EPISODES = 475.0, 100
 ROLES = ("learner", "broker", "worker", "spawn_main", "server")
