@@ -231,7 +231,7 @@ def test_a_redis_that_stays_away_is_named(make_redis: ServerFactory, make_redis_
     server = make_redis(password="secret-word")
     fifo = make_redis_fifo(server, password="secret-word", unreachable_seconds=0.3)
     fifo.put(items(0))
-    kill(server)
+    kill(server, "secret-word")
     for operation in (lambda: fifo.put(items(1)), fifo.check, fifo.epoch):
         with pytest.raises(UnreachableError, match="state connection") as caught:
             operation()
