@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -42,7 +42,10 @@ _EXTRA_OF = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Console entry point; exits with the codes of ``pipeline.errors``."""
-    sys.exit(run_command(arguments))
+    code = run_command(arguments)
+    if "tensorflow" in sys.modules:
+        _exit_at_once(code)
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +71,17 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except Exception:  # noqa: BLE001 - logged with its traceback, and the exit code says it
         return _crash()
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """Ends the process without taking TensorFlow apart: all is written, and whoever stops a run would wait seconds."""
+    logging.shutdown()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads any more
+        code = code or EXIT_FAILED
+    os._exit(code)
 
 
 def _append_working_directory() -> None:
