@@ -10,7 +10,7 @@ ARGS   ?=
 LEARNER ?= $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia/version),learner,learner-cpu)
 SOURCES := pipeline broker workers learner
 
-.PHONY: help install run check lint test unit integration system format bench bench-peers compose-test clean
+.PHONY: help install run check lint test unit integration system format fuzz bench bench-peers compose-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make format       formats and fixes what can be fixed by itself"
 	@echo "make chaos        faults at random for CHAOS_SECONDS in a pipeline of real processes, then its books"
 	@echo "make chaos-kills  the learner killed at random until it was resumed CHAOS_KILLS times"
+	@echo "make fuzz         100 000 spoilt messages and unrolls, then each reader for FUZZ_SECONDS guided by coverage"
 	@echo "make compose-test docker-compose for real, from a clean clone: starts, crashes, scaling; COMPOSE_CYCLES=N"
 	@echo "make bench        every benchmark against its baselines: minutes, on a machine that does nothing else"
 	@echo "make bench-peers  the systems that the benchmarks compare with, each in an environment of its own"
@@ -57,6 +58,15 @@ check: lint test
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+FUZZ_SECONDS  ?= 60
+FUZZ_MESSAGES ?= 100000
+FUZZ_TARGETS  ?= protocol router request unroll config settings
+
+fuzz: $(STAMP)
+	FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m pytest -s -o timeout=3600 tests/integration/test_hostile_input.py
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[fuzz]"
+	for target in $(FUZZ_TARGETS); do $(BIN)/python -m tests.fuzz.coverage_guided $$target $(FUZZ_SECONDS) || exit 1; done
 
 bench: $(STAMP)
 	$(BIN)/seedmq bench store $(ARGS)

@@ -14,12 +14,14 @@ from collections.abc import Callable
 
 import zmq
 
+from pipeline import keys
+from pipeline.admission import Admission
 from pipeline.config.tree import Config
-from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames
+from pipeline.frontend import Frontend, receive
 from pipeline.protocol import encode
 from pipeline.routing.actions import SendLearner
 from pipeline.routing.messages import LearnerMessages
-from pipeline.sockets import Admission, Context, endpoint_of, learner_facing
+from pipeline.sockets import Context, close_bound, endpoint_of, learner_facing
 from pipeline.stopping import StopToken
 
 
@@ -35,13 +37,14 @@ class BrokerLoop:
             ConfigError: an endpoint is malformed, taken, or off the loopback without keys.
         """
         self._clock = clock
-        self._admission = admission
-        self._frontend = Frontend(context, config)
+        self._frontend = Frontend(context, config, admission)
         try:
-            self._learners = learner_facing(context, config.broker, config.security)
+            monitor = admission.monitor(keys.LEARNERS)
+            self._learners = learner_facing(context, config.broker, config.security, monitor)
         except BaseException:
             self._frontend.close()
             raise
+        self._traffic = admission.traffic(keys.LEARNERS)
         self._router = self._frontend.router
         self._messages = LearnerMessages(self._router)
         self._next_tick = clock()
@@ -57,11 +60,12 @@ class BrokerLoop:
         poller.register(self._learners, zmq.POLLIN)
         while not stop.stopped:
             now = self._clock()
-            self._receive_learners(now)
+            receive(self._learners, self._traffic, self._messages.take, now)
             self._frontend.receive(now)
             if now >= self._next_tick:
-                self._admission.check()
-                self._router.tick(now)
+                if self._traffic is not None:
+                    self._router.counters["learner_too_many_messages"] = self._traffic.dropped
+                self._frontend.tick(now)
                 self._next_tick = now + self._router.tick_seconds
             self._router.flush(now)
             for action in self._frontend.send():
@@ -72,15 +76,7 @@ class BrokerLoop:
     def close(self) -> None:
         """Closes both sockets; what is under way has the linger time."""
         self._frontend.close()
-        self._learners.close()
-
-    def _receive_learners(self, now: float) -> None:
-        for _ in range(RECEIVE_LIMIT):
-            frames = receive_frames(self._learners)
-            if frames is None:
-                return
-            head = [frames[1].bytes, *frames[2:]] if len(frames) > 1 else []
-            self._messages.take(frames[0].bytes, head, now)
+        close_bound(self._learners)
 
     def _send_learner(self, action: SendLearner) -> None:
         message = [action.peer, encode(action.kind, *action.fields), *action.buffers]

@@ -7,9 +7,11 @@ import logging
 import zmq
 
 from broker.loop import BrokerLoop
+from pipeline import keys
+from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED
-from pipeline.sockets import Admission, Context
+from pipeline.sockets import Context
 from pipeline.stopping import StopToken
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ def serve(config: Config, stop: StopToken) -> int:
     """
     context: Context = zmq.Context()
     try:
-        with Admission(context, config.security) as admission:
+        with Admission(context, config.broker, config.security, (keys.WORKERS, keys.LEARNERS)) as admission:
             loop = BrokerLoop(context, config, admission)
             try:
                 workers, learners = loop.endpoints()

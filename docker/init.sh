@@ -2,7 +2,8 @@
 # The one-shot service `init` of docker-compose.yml: writes the secrets of this deployment into its volumes, once.
 #
 #   /run/seedmq/fleet    all CURVE keys, as `seedmq keys` writes them       broker
-#   /run/seedmq/client   the client pair and the broker's public key        workers, learner
+#   /run/seedmq/client   the client pair and the broker's public key        workers
+#   /run/seedmq/learner  the learner's pair and the broker's public key     learner
 #   /run/seedmq/redis    Redis' configuration with its password, password   redis, learner
 #
 # What stands is kept. Each directory is complete once its last file is there, so an interrupted run is begun again.
@@ -11,16 +12,18 @@ umask 077
 root=/run/seedmq
 
 if [ ! -e "$root/fleet/complete" ]; then
-  rm -rf "$root/fleet"/* "$root/client"/* # a client pair without its fleet opens nothing
+  rm -rf "$root/fleet"/* "$root/client"/* "$root/learner"/* # a pair without its fleet opens nothing
   seedmq keys "$root/fleet"
   touch "$root/fleet/complete"
 fi
 
-if [ ! -e "$root/client/client.key_secret" ]; then
-  cp "$root/fleet/server.key" "$root/fleet/client.key" "$root/client/"
-  cp "$root/fleet/client.key_secret" "$root/client/client.key_secret.new"
-  mv "$root/client/client.key_secret.new" "$root/client/client.key_secret"
-fi
+for pair in client learner; do
+  if [ ! -e "$root/$pair/$pair.key_secret" ]; then
+    cp "$root/fleet/server.key" "$root/fleet/$pair.key" "$root/$pair/"
+    cp "$root/fleet/$pair.key_secret" "$root/$pair/$pair.key_secret.new"
+    mv "$root/$pair/$pair.key_secret.new" "$root/$pair/$pair.key_secret"
+  fi
+done
 
 if [ ! -e "$root/redis/password" ]; then
   password=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')

@@ -5,12 +5,13 @@ Every command imports what it runs when it runs, so that a worker needs no Tenso
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -41,7 +42,10 @@ _EXTRA_OF = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Console entry point; exits with the codes of ``pipeline.errors``."""
-    sys.exit(run_command(arguments))
+    code = run_command(arguments)
+    if "tensorflow" in sys.modules:
+        _exit_at_once(code)
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +71,17 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except Exception:  # noqa: BLE001 - logged with its traceback, and the exit code says it
         return _crash()
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """Ends the process without taking TensorFlow apart: all is written, and whoever stops a run would wait seconds."""
+    logging.shutdown()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads any more
+        code = code or EXIT_FAILED
+    os._exit(code)
 
 
 def _append_working_directory() -> None:
@@ -110,7 +125,19 @@ def seedmq(context: click.Context, verbose: int, quiet: int, log_format: logs.St
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set section.key; may stand several times."
-    )(command)
+    )(_insecure(command))
+
+
+def _insecure(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--insecure`` is short for ``--set security.insecure=true``."""
+
+    @click.option("--insecure", is_flag=True, help="Allow endpoints off the loopback without keys.")
+    @functools.wraps(command)
+    def with_flag(*arguments: Any, insecure: bool, overrides: tuple[str, ...], **options: Any) -> Any:
+        said = ("security.insecure=true",) if insecure else ()
+        return command(*arguments, overrides=(*overrides, *said), **options)
+
+    return with_flag
 
 
 def _component(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,12 +291,15 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
 
 @seedmq.command()
 @click.argument("directory", type=_FOLDER)
-def keys(directory: Path) -> None:
-    """Write a new fleet's CURVE keys."""
-    from pipeline.keys import write_keys
+@click.option("--client", metavar="NAME", help="Add a client pair to a fleet that stands, for DIRECTORY/clients/NAME.")
+def keys(directory: Path, client: str | None) -> None:
+    """Write a new fleet's CURVE keys, or one more client pair that can be revoked by itself."""
+    from pipeline.keys import write_client, write_keys
 
-    write_keys(directory)
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+    if client is None:
+        write_keys(directory)
+    written = directory if client is None else write_client(directory, client)
+    for path in sorted(path for path in written.rglob("*") if path.is_file()):
         click.echo(f"wrote {path}")
 
 

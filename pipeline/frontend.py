@@ -9,19 +9,25 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Callable
+from typing import Any
 
 import zmq
 
+from pipeline import keys
+from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.routing.actions import Say, SendLearner, SendWorker, Settings
 from pipeline.routing.messages import WorkerMessages
 from pipeline.routing.router import Router
-from pipeline.sockets import Context, Socket, worker_facing
+from pipeline.sockets import Context, Socket, close_bound, worker_facing
+from pipeline.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
 RECEIVE_LIMIT = 512  # messages per call, so that sending gets its turn under load
 Frames = list[zmq.Frame]
+Take = Callable[[bytes, list[Any], float], None]
 POLLIN = int(zmq.POLLIN)
 SNDMORE = int(zmq.SNDMORE)
 NOBLOCK = int(zmq.NOBLOCK)
@@ -53,6 +59,22 @@ def receive_frames(socket: Socket) -> Frames | None:
     return frames
 
 
+def receive(socket: Socket, traffic: Traffic | None, take: Take, now: float) -> int:
+    """Hands what waits to ``take(peer, frames, now)``, at most ``RECEIVE_LIMIT`` messages; how many there were."""
+    count = 0
+    while count < RECEIVE_LIMIT:
+        frames = receive_frames(socket)
+        if frames is None:
+            break
+        count += 1
+        peer = frames[0].bytes
+        if traffic is None or traffic.take(peer, frames[0]):
+            take(peer, [frames[1].bytes, *frames[2:]] if len(frames) > 1 else [], now)
+    if traffic is not None:
+        traffic.end_period(now, drained=count < RECEIVE_LIMIT)
+    return count
+
+
 class Frontend:
     """The ROUTER that workers connect to, and the ``Router`` that decides.
 
@@ -60,13 +82,15 @@ class Frontend:
         router: The state machine; its counters also count what could not be sent.
     """
 
-    def __init__(self, context: Context, config: Config) -> None:
-        """Binds.
+    def __init__(self, context: Context, config: Config, admission: Admission) -> None:
+        """Binds. ``admission`` is the context's.
 
         Raises:
             ConfigError: see ``pipeline.sockets.worker_facing``.
         """
-        self.socket = worker_facing(context, config.broker, config.security)
+        self.socket = worker_facing(context, config.broker, config.security, admission.monitor(keys.WORKERS))
+        self._admission = admission
+        self._traffic = admission.traffic(keys.WORKERS)
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
         self.router = Router(settings_of(config), secrets.randbits(62))
@@ -78,13 +102,17 @@ class Frontend:
 
     def receive(self, now: float) -> int:
         """Takes what waits, at most ``RECEIVE_LIMIT`` messages; how many there were."""
-        for count in range(RECEIVE_LIMIT):
-            frames = receive_frames(self.socket)
-            if frames is None:
-                return count
-            peer = frames[0].bytes
-            self._messages.take(peer, [frames[1].bytes, *frames[2:]] if len(frames) > 1 else [], now)
-        return RECEIVE_LIMIT
+        return receive(self.socket, self._traffic, self._messages.take, now)
+
+    def tick(self, now: float) -> None:
+        """``Router.tick``, and the connections' part of the counters."""
+        self._admission.check()
+        counters = self.router.counters
+        if self._traffic is not None:
+            counters["worker_too_many_messages"] = self._traffic.dropped
+            for name, number in self._admission.counts().items():
+                counters[name] = number
+        self.router.tick(now)
 
     def send(self) -> list[SendLearner]:
         """Sends what the router asked for workers; returns what is for learners, in order.
@@ -119,4 +147,4 @@ class Frontend:
 
     def close(self) -> None:
         """Closes the socket; what is under way has the linger time."""
-        self.socket.close()
+        close_bound(self.socket)

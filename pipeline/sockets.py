@@ -14,20 +14,14 @@ A socket belongs to the thread that made it.
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 from pathlib import Path
-from types import TracebackType
 
 import zmq
-import zmq.utils.z85
 
 from pipeline import keys
 from pipeline.config.tree import BrokerSection, SecuritySection
 from pipeline.errors import ConfigError
-from pipeline.stopping import OwnedThread, StopToken
-
-log = logging.getLogger(__name__)
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -40,7 +34,7 @@ HEARTBEAT_MILLISECONDS = 2000
 SILENCE_MILLISECONDS = 10_000  # a peer silent for so long, though the flow looks established, is disconnected
 CONNECT_MILLISECONDS = 5000
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_DOMAIN = b"seedmq"
+MONITORED = zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
 
 
 def worker_socket(context: Context, broker: BrokerSection, security: SecuritySection) -> Socket:
@@ -50,7 +44,7 @@ def worker_socket(context: Context, broker: BrokerSection, security: SecuritySec
         ConfigError: the endpoint is malformed, or off the loopback without keys.
     """
     key, endpoint = ("broker.connect", broker.connect) if broker.connect else ("broker.bind", broker.bind)
-    return _connected(context, key, endpoint, broker, security, queue=WORKER_QUEUE)
+    return _connected(context, key, endpoint, broker, security, pair="client", queue=WORKER_QUEUE)
 
 
 def learner_socket(context: Context, broker: BrokerSection, security: SecuritySection) -> Socket:
@@ -62,25 +56,48 @@ def learner_socket(context: Context, broker: BrokerSection, security: SecuritySe
     key, endpoint = "broker.learner_connect", broker.learner_connect
     if not endpoint:
         key, endpoint = "broker.learner_bind", broker.learner_bind
-    return _connected(context, key, endpoint, broker, security, queue=LEARNER_QUEUE)
+    return _connected(context, key, endpoint, broker, security, pair="learner", queue=LEARNER_QUEUE)
 
 
-def worker_facing(context: Context, broker: BrokerSection, security: SecuritySection) -> Socket:
+def worker_facing(
+    context: Context, broker: BrokerSection, security: SecuritySection, monitor: str | None = None
+) -> Socket:
     """The ROUTER that workers connect to. With ``security.keys`` an ``Admission`` of the context must run.
 
-    Raises:
-        ConfigError: the endpoint is malformed, taken, or off the loopback without keys.
-    """
-    return _bound(context, "broker.bind", broker.bind, broker, security, queue=WORKER_QUEUE)
-
-
-def learner_facing(context: Context, broker: BrokerSection, security: SecuritySection) -> Socket:
-    """The ROUTER that learners connect to. With ``security.keys`` an ``Admission`` of the context must run.
+    Args:
+        context: Of the socket.
+        broker: Endpoint and limits.
+        security: Keys.
+        monitor: ``Admission.monitor``: where the socket's events go.
 
     Raises:
         ConfigError: the endpoint is malformed, taken, or off the loopback without keys.
     """
-    return _bound(context, "broker.learner_bind", broker.learner_bind, broker, security, queue=LEARNER_QUEUE)
+    key, endpoint = "broker.bind", broker.bind
+    check_endpoint(key, endpoint, security)
+    socket = _router(context, broker, security, role=keys.WORKERS, endpoint=endpoint, queue=WORKER_QUEUE)
+    return _bound(socket, key, endpoint, monitor)
+
+
+def learner_facing(
+    context: Context, broker: BrokerSection, security: SecuritySection, monitor: str | None = None
+) -> Socket:
+    """The ROUTER that learners connect to, as ``worker_facing``.
+
+    Raises:
+        ConfigError: the endpoint is malformed, taken, or off the loopback without keys.
+    """
+    key, endpoint = "broker.learner_bind", broker.learner_bind
+    check_endpoint(key, endpoint, security)
+    socket = _router(context, broker, security, role=keys.LEARNERS, endpoint=endpoint, queue=LEARNER_QUEUE)
+    return _bound(socket, key, endpoint, monitor)
+
+
+def close_bound(socket: Socket) -> None:
+    """Closes a binding socket once; what is under way has the linger time. Nothing goes to its monitor any more."""
+    if not socket.closed:
+        socket.disable_monitor()
+        socket.close()
 
 
 def endpoint_of(socket: Socket) -> str:
@@ -107,7 +124,7 @@ def check_endpoint(key: str, endpoint: str, security: SecuritySection) -> None:
             raise ConfigError(f"{key} = {endpoint}: tcp endpoints are tcp://HOST:PORT")
         if not (_is_loopback(host) or security.keys or security.insecure):
             raise ConfigError(
-                f"{key} = {endpoint} is off the loopback: set security.keys (see `seedmq keys`), or security.insecure"
+                f"{key} = {endpoint} is off the loopback: set security.keys (see `seedmq keys`), or say --insecure"
             )
 
 
@@ -121,7 +138,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _connected(
-    context: Context, key: str, endpoint: str, broker: BrokerSection, security: SecuritySection, *, queue: int
+    context: Context,
+    key: str,
+    endpoint: str,
+    broker: BrokerSection,
+    security: SecuritySection,
+    *,
+    pair: str,
+    queue: int,
 ) -> Socket:
     check_endpoint(key, endpoint, security)
     socket = context.socket(zmq.DEALER)
@@ -132,7 +156,7 @@ def _connected(
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MILLISECONDS)
         if security.keys:
-            mine = keys.load(Path(security.keys), "client", secret=True)
+            mine = keys.load(Path(security.keys), pair, secret=True)
             socket.setsockopt(zmq.CURVE_SERVERKEY, keys.load(Path(security.keys), "server", secret=False).public)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, mine.public)
             socket.setsockopt(zmq.CURVE_SECRETKEY, mine.secret)
@@ -146,31 +170,34 @@ def _connected(
     return socket
 
 
-def _bound(
-    context: Context, key: str, endpoint: str, broker: BrokerSection, security: SecuritySection, *, queue: int
+def _router(
+    context: Context, broker: BrokerSection, security: SecuritySection, *, role: str, endpoint: str, queue: int
 ) -> Socket:
-    check_endpoint(key, endpoint, security)
+    mine = keys.load(Path(security.keys), "server", secret=True) if security.keys else None
     socket = context.socket(zmq.ROUTER)
+    _set_common(socket, endpoint, broker, queue)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+    socket.setsockopt(zmq.BACKLOG, 1024)
+    if mine is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, mine.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, mine.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, role.encode())
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an Admission nobody comes in
+    return socket
+
+
+def _bound(socket: Socket, key: str, endpoint: str, monitor: str | None) -> Socket:
     try:
-        _set_common(socket, endpoint, broker, queue)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
-        socket.setsockopt(zmq.BACKLOG, 1024)
-        if security.keys:
-            mine = keys.load(Path(security.keys), "server", secret=True)
-            socket.setsockopt(zmq.CURVE_SERVER, 1)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, mine.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, mine.secret)
-            socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an Admission nobody comes in
+        if monitor is not None:
+            socket.monitor(monitor, MONITORED)
         socket.bind(endpoint)
     except zmq.ZMQError as error:
+        socket.disable_monitor()
         socket.close(linger=0)
         reason = "something else listens there" if error.errno == zmq.EADDRINUSE else error.strerror
         raise ConfigError(f"{key} = {endpoint}: {reason}") from error
-    except ConfigError:
-        socket.close(linger=0)
-        raise
     return socket
 
 
@@ -190,91 +217,3 @@ def _set_common(socket: Socket, endpoint: str, broker: BrokerSection, queue: int
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-
-
-class Admission:
-    """Admits clients whose public key stands in ``authorized/`` (ZAP, RFC 27), for all binding sockets of one context.
-
-    Its thread owns the ZAP socket. The directory is read again when it has changed, at the next handshake; where it
-    cannot be read nobody is admitted. Without ``security.keys`` it does nothing.
-    """
-
-    def __init__(self, context: Context, security: SecuritySection) -> None:
-        """Binds before it returns, so that a socket bound afterwards is guarded.
-
-        Raises:
-            ConfigError: keys cannot be read, or another admission serves this context.
-        """
-        self.admitted = 0
-        self.refused = 0
-        self._stop = StopToken()
-        self._thread: OwnedThread | None = None
-        if security.keys is None:
-            return
-        self._directory = Path(security.keys)
-        self._stamp: tuple[tuple[str, int, int], ...] | None = None
-        self._keys: frozenset[bytes] = keys.authorized(self._directory)
-        self._context = context
-        bound = StopToken()
-        self._thread = OwnedThread("admission", lambda: self._serve(bound), self._stop)
-        self._thread.start()
-        if not bound.wait(10.0):
-            raise ConfigError("admission did not start within 10 s")
-        bound.raise_error()
-
-    def check(self) -> None:
-        """Raises what ended the admission thread, if something did."""
-        self._stop.raise_error()
-
-    def close(self) -> None:
-        """Ends the thread and closes its socket; the context can be terminated then."""
-        self._stop.stop("closed")
-        if self._thread is not None:
-            self._thread.join(5.0)
-
-    def __enter__(self) -> Admission:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _serve(self, bound: StopToken) -> None:
-        socket = self._context.socket(zmq.ROUTER)
-        try:
-            socket.setsockopt(zmq.LINGER, 0)
-            try:
-                socket.bind(ZAP_ENDPOINT)
-            except zmq.ZMQError as error:
-                bound.stop("error", ConfigError(f"another admission serves this ZeroMQ context: {error.strerror}"))
-                return
-            bound.stop("bound")
-            while not self._stop.stopped:
-                if socket.poll(200):
-                    self._answer(socket)
-        finally:
-            socket.close()
-
-    def _answer(self, socket: Socket) -> None:
-        """One ZAP request: version, request id, domain, address, identity, mechanism, credentials."""
-        frames = socket.recv_multipart()
-        split = frames.index(b"") + 1
-        version, request, _, address, _, mechanism, *credentials = frames[split:]
-        ok = mechanism == b"CURVE" and len(credentials) == 1 and zmq.utils.z85.encode(credentials[0]) in self._current()
-        self.admitted += ok
-        self.refused += not ok
-        if not ok:
-            log.warning("refused a connection from %s: its key is not authorized", address.decode(errors="replace"))
-        status = (b"200", b"OK", b"fleet") if ok else (b"400", b"not authorized", b"")
-        socket.send_multipart([*frames[:split], version, request, *status, b""])
-
-    def _current(self) -> frozenset[bytes]:
-        try:
-            stamp = keys.authorized_stamp(self._directory)
-            if stamp != self._stamp:
-                self._keys, self._stamp = keys.authorized(self._directory), stamp
-        except ConfigError as error:
-            log.error("nobody is admitted: %s", error)
-            self._keys, self._stamp = frozenset(), None
-        return self._keys

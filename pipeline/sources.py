@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.errors import ComponentError, ProtocolError
 from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames
@@ -21,7 +22,7 @@ from pipeline.protocol import Cause, Hello, Kind, Message, Report, decode, encod
 from pipeline.requests import Event, Joined, Left, Reply, Reported, StepRequest
 from pipeline.routing.batching import Batcher
 from pipeline.routing.learners import Ready
-from pipeline.sockets import Admission, Context, learner_socket
+from pipeline.sockets import Context, learner_socket
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +106,9 @@ class EmbeddedSource:
         self._clock = clock
         self._events: list[Event] = []
         self._roll = Roll()
-        self._admission = Admission(self._context, config.security)
+        self._admission = Admission(self._context, config.broker, config.security)
         try:
-            self._frontend = Frontend(self._context, config)
+            self._frontend = Frontend(self._context, config, self._admission)
         except BaseException:
             self._admission.close()
             raise
@@ -192,9 +193,8 @@ class EmbeddedSource:
             self._context.term()
 
     def _tick(self, now: float) -> None:
-        self._admission.check()
         self._learner.heard = now
-        self._router.tick(now)
+        self._frontend.tick(now)
         self._next_tick = now + self._router.tick_seconds
 
     def _flush(self) -> None:

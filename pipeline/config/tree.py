@@ -119,7 +119,12 @@ class BrokerSection(Section):
     max_workers: int = Field(4096, gt=0)
     """Workers admitted at once; more are refused."""
     max_message_bytes: int = Field(64 * 2**20, gt=0)
-    """Larger messages are refused by the socket before memory is touched."""
+    """Frames larger than this are refused by the socket before memory is touched; a message as a whole may have twice
+    this."""
+    max_messages_per_second: int = Field(20_000, gt=0)
+    """Messages of one connection; more are dropped, and it is cut off (on `ipc://` without keys not bounded)."""
+    max_connections: int = Field(8192, gt=0)
+    """Connections at once to each endpoint (and never more than the process may have files); more are cut off."""
 
     @model_validator(mode="after")
     def _heartbeats_within_lease(self) -> BrokerSection:

@@ -50,12 +50,8 @@ local function drop_oldest_untaken()
   return tonumber(entry[2][2]) -- fields: v, valid, p, payload
 end
 
-local names, environments = {}, {}
-for i = FIRST, #ARGV, FIELDS do
-  local name = {string.match(ARGV[i], '^(%d+) (%d+) (%-?%d+) (%-?%d+) (%d+)$')}
-  names[i], environments[#environments + 1] = name, name[1]
-end
-local runs_of, changed = load_runs(last, environments), {}
+local names, runs_of = load_runs(last, FIRST, FIELDS)
+local changed = {}
 
 local stored, repeated, dropped, added = 0, 0, 0, 0
 for i = FIRST, #ARGV, FIELDS do

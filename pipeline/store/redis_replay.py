@@ -44,7 +44,7 @@ from pipeline.store.interface import (
 )
 from pipeline.store.ownership import Claim
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings
-from pipeline.store.scripts import read_runs, script
+from pipeline.store.scripts import name_of, read_runs, script
 
 INSERT_ITEMS = 256  # of one script call: bounds how long the server is busy with it
 INSERT_BYTES = 64 * 2**20
@@ -165,8 +165,7 @@ class RedisReplay:
         arguments: list[Any] = [uuid.uuid4().hex, self._capacity, self._capacity_bytes or 0]
         arguments += (self._producer, f"{self._token}-{self._calls}", self._claim.token, self._claim.mark)
         for item in items:
-            arguments += item[:6]
-            arguments.append(_PRIORITY.pack(item.priority))
+            arguments += (name_of(item), item.payload, _PRIORITY.pack(item.priority))
         keys = [*self._keys, self._owner]
         reply = self._link.call(lambda client: self._insert_script(keys, arguments, client))
         first, mask, evicted_from, evicted, valid, epoch, mark = reply

@@ -37,7 +37,7 @@ from pipeline.store import redis_limits
 from pipeline.store.interface import Item, Put, PutResult, StoreCounts
 from pipeline.store.ownership import Claim
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings, TransientRedisError
-from pipeline.store.scripts import read_runs, script
+from pipeline.store.scripts import name_of, read_runs, script
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +174,8 @@ class RedisFifo:
         self._calls += 1
         arguments: list[Any] = [GROUP, uuid.uuid4().hex, self._capacity, int(self._drop_oldest), self._consumer]
         arguments += (f"{self._token}-{self._calls}", self._claim.token, self._claim.mark)
-        for environment, run, row, next_index, valid, payload in items:
-            arguments += (f"{environment} {run} {row} {next_index} {valid}", payload)
+        for item in items:
+            arguments += (name_of(item), item.payload)
         keys = [self._stream, self._books, self._last, self._epoch, self._replies, self._owner]
         stored, repeated, dropped, epoch, mark = self._commands.call(
             lambda client: self._scripts.put(keys, arguments, client)

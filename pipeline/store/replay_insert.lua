@@ -2,7 +2,7 @@
 -- Inserts items, each once, and evicts the oldest as far as the capacities demand.
 --   KEYS  payloads, entries, books, last, epoch, replies, owner
 --   ARGV  new epoch, capacity, capacity in bytes (0: none), producer, call, owner's token, mark, then per item:
---         environment, run, row, next_index, valid, payload, priority (8 bytes)
+--         "environment run row next_index valid", payload, priority (8 bytes)
 --   reply {first id inserted, mask, first id evicted, evicted items, evicted valid, epoch, mark}; the mask has a character for
 --         each item: 1 inserted, 0 repeated
 -- Without flags the server refuses the whole script when it is out of memory: nothing is half done.
@@ -11,7 +11,7 @@
 -- include replay_mark
 local payloads, entries, books, last, epoch, replies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local capacity, capacity_bytes, producer, token = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local FIELDS, FIRST = 7, 8
+local FIELDS, FIRST = 3, 8
 
 local refusal = fenced(KEYS[7], ARGV[6])
 if refusal then return refusal end
@@ -51,25 +51,24 @@ local function evict()
   first_id = first_id + 1
 end
 
-local environments = {}
-for i = FIRST, #ARGV, FIELDS do environments[#environments + 1] = ARGV[i] end
-local runs_of, changed = load_runs(last, environments), {}
+local names, runs_of = load_runs(last, FIRST, FIELDS)
+local changed = {}
 
 local mask, inserted_valid = {}, 0
 for i = FIRST, #ARGV, FIELDS do
-  local environment, run, row, next_index = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local environment, run, row, next_index, valid = unpack(names[i])
   if is_repeat(runs_of[environment], run, row) then
     mask[#mask + 1] = '0'
   else
-    local valid, size = tonumber(ARGV[i + 4]), #ARGV[i + 5]
+    local size = #ARGV[i + 1]
     while first_id < next_id
       and (next_id - first_id >= capacity or (capacity_bytes > 0 and bytes + size > capacity_bytes)) do
       evict()
     end
     local id = text(next_id)
-    redis.call('HSET', payloads, id, ARGV[i + 5])
-    redis.call('HSET', entries, id, ARGV[i + 6] .. struct.pack('<I4I4', valid, size))
-    next_id, bytes, inserted_valid = next_id + 1, bytes + size, inserted_valid + valid
+    redis.call('HSET', payloads, id, ARGV[i + 1])
+    redis.call('HSET', entries, id, ARGV[i + 2] .. struct.pack('<I4I4', tonumber(valid), size))
+    next_id, bytes, inserted_valid = next_id + 1, bytes + size, inserted_valid + tonumber(valid)
     runs_of[environment] = with_run(runs_of[environment], run, row, next_index)
     changed[environment] = true
     mask[#mask + 1] = '1'

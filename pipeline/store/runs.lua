@@ -2,12 +2,19 @@
 -- So an item is stored once, and a successor learns how far each run came. Here each stands behind a ";", and what is
 -- mostly asked for, the latest run, is found without looking at the others.
 local RUNS = 8 -- of one environment that are remembered: a worker starts its environments anew within its budget
-local function load_runs(key, environments)
-  local found, runs_of = redis.call('HMGET', key, unpack(environments)), {}
+-- Reads the names of the items ("environment run row next_index valid", each the first of its arguments) and the runs
+-- of their environments: argument -> its five words, environment -> runs.
+local function load_runs(key, first, fields)
+  local names, environments, runs_of = {}, {}, {}
+  for i = first, #ARGV, fields do
+    names[i] = {string.match(ARGV[i], '^(%d+) (%d+) (%-?%d+) (%-?%d+) (%d+)$')}
+    environments[#environments + 1] = names[i][1]
+  end
+  local found = redis.call('HMGET', key, unpack(environments))
   for i, environment in ipairs(environments) do
     runs_of[environment] = found[i] and ';' .. found[i] or ''
   end
-  return runs_of
+  return names, runs_of
 end
 local function is_repeat(runs, run, row)
   local _, stop = string.find(runs, ';' .. run .. ' ', 1, true)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.store.interface import Insert, Put
+
 INCLUDE = "-- include "
 
 
@@ -14,6 +16,11 @@ def script(name: str) -> str:
     for line in (Path(__file__).parent / f"{name}.lua").read_text("utf-8").splitlines():
         lines.append(script(line.removeprefix(INCLUDE)) if line.startswith(INCLUDE) else line)
     return "\n".join(lines)
+
+
+def name_of(item: Put | Insert) -> str:
+    """How ``runs.lua`` reads an item's name."""
+    return f"{item.environment} {item.run} {item.row} {item.next_index} {item.valid}"
 
 
 def read_runs(found: Mapping[bytes, bytes]) -> dict[tuple[int, int], int]:

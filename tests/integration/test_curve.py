@@ -13,6 +13,7 @@ import zmq
 
 from broker.service import serve
 from pipeline import keys, sockets
+from pipeline.admission import Admission
 from pipeline.config.tree import BrokerSection, Config, EnvironmentSection, SecuritySection
 from pipeline.errors import ConfigError
 from pipeline.sources import BrokerSource, EmbeddedSource
@@ -51,21 +52,21 @@ def arrives(client: Any, server: Any, seconds: float) -> bool:
 def test_keys_are_private_and_never_overwritten(directory: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     files = [x for x in directory.rglob("*") if x.is_file()]
-    assert len(files) == 5 and {stat.S_IMODE(x.stat().st_mode) for x in files} == {0o600}
+    assert len(files) == 8 and {stat.S_IMODE(x.stat().st_mode) for x in files} == {0o600}
     before = {x: x.read_bytes() for x in files}
     with pytest.raises(ConfigError, match="holds keys already"):
         keys.write_keys(directory)
     assert before == {x: x.read_bytes() for x in files}
-    assert keys.load(directory, "client", secret=True).public in keys.authorized(directory)
+    assert keys.load(directory, "client", secret=True).public in keys.authorized(directory, keys.WORKERS)
 
 
 def test_a_client_with_keys_gets_in(context: Any, directory: Path) -> None:
     security = SecuritySection(keys=str(directory))
-    with sockets.Admission(context, security) as admission:
+    with Admission(context, LOCAL, security) as admission:
         server = sockets.worker_facing(context, LOCAL, security)
         client = connect(context, server, security)
         assert arrives(client, server, 5.0)
-        assert (admission.admitted, admission.refused) == (1, 0)
+        assert (admission.counts()["connections_admitted"], admission.counts()["connections_refused"]) == (1, 0)
         client.close(linger=0)
         server.close(linger=0)
 
@@ -103,7 +104,7 @@ def probe_port() -> int:
 
 def test_a_client_without_keys_stays_outside(context: Any, directory: Path) -> None:
     security = SecuritySection(keys=str(directory))
-    with sockets.Admission(context, security):
+    with Admission(context, LOCAL, security):
         server = sockets.worker_facing(context, LOCAL, security)
         client = connect(context, server, SecuritySection())
         assert not arrives(client, server, 0.5)
@@ -115,13 +116,13 @@ def test_a_key_that_is_not_listed_is_refused_until_it_is(context: Any, directory
     keys.write_keys(tmp_path / "other")
     shutil.copy(directory / "server.key", tmp_path / "other" / "server.key")
     security, other = SecuritySection(keys=str(directory)), SecuritySection(keys=str(tmp_path / "other"))
-    with sockets.Admission(context, security) as admission:
+    with Admission(context, LOCAL, security) as admission:
         server = sockets.worker_facing(context, LOCAL, security)
         client = connect(context, server, other)
         assert not arrives(client, server, 0.5)
-        assert admission.refused >= 1
-        (directory / "authorized" / "first.key").write_text("nonsense")
-        shutil.copy(tmp_path / "other" / "client.key", directory / "authorized" / "second.key")
+        assert admission.counts()["connections_refused"] >= 1
+        (directory / "authorized" / "workers" / "first.key").write_text("nonsense")
+        shutil.copy(tmp_path / "other" / "client.key", directory / "authorized" / "workers" / "second.key")
         client.close(linger=0)
         client = connect(context, server, other)
         assert arrives(client, server, 5.0)
@@ -132,7 +133,7 @@ def test_a_key_that_is_not_listed_is_refused_until_it_is(context: Any, directory
 def test_another_server_is_not_trusted(context: Any, directory: Path, tmp_path: Path) -> None:
     keys.write_keys(tmp_path / "other")
     theirs = SecuritySection(keys=str(tmp_path / "other"))
-    with sockets.Admission(context, theirs):
+    with Admission(context, LOCAL, theirs):
         server = sockets.worker_facing(context, LOCAL, theirs)
         client = connect(context, server, SecuritySection(keys=str(directory)))
         assert not arrives(client, server, 0.5)
@@ -152,10 +153,10 @@ def test_without_an_admission_nobody_comes_in(context: Any, directory: Path) -> 
 def test_one_admission_for_each_context(context: Any, directory: Path) -> None:
     security = SecuritySection(keys=str(directory))
     with (
-        sockets.Admission(context, security),
+        Admission(context, LOCAL, security),
         pytest.raises(ConfigError, match="another admission"),
     ):
-        sockets.Admission(context, security)
+        Admission(context, LOCAL, security)
 
 
 def test_missing_and_damaged_keys_are_named(context: Any, directory: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.interface import Item, Put, PutResult, StoreFull
 from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_store import RedisFifo
+from tests.integration.servers import kill
 
 pytestmark = pytest.mark.integration
 
@@ -37,12 +36,6 @@ def rows(taken: list[Item]) -> list[int]:
 
 def admin(server: EmbeddedServer) -> redis.Redis:
     return redis.Redis(unix_socket_path=str(server.socket_path), decode_responses=True, driver_info=None)
-
-
-def kill(server: EmbeddedServer) -> None:
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGKILL)
-    server.stop()
 
 
 def wait_for_blocked_reader(client: redis.Redis) -> str:
@@ -238,7 +231,7 @@ def test_a_redis_that_stays_away_is_named(make_redis: ServerFactory, make_redis_
     server = make_redis(password="secret-word")
     fifo = make_redis_fifo(server, password="secret-word", unreachable_seconds=0.3)
     fifo.put(items(0))
-    kill(server)
+    kill(server, "secret-word")
     for operation in (lambda: fifo.put(items(1)), fifo.check, fifo.epoch):
         with pytest.raises(UnreachableError, match="state connection") as caught:
             operation()

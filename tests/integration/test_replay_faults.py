@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +12,7 @@ from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.interface import Insert, StoreFull
 from pipeline.store.redis_replay import RedisReplay
 from tests.integration.flaky_proxy import FlakyProxy
+from tests.integration.servers import kill
 
 pytestmark = pytest.mark.integration
 
@@ -27,12 +26,6 @@ def items(*rows: int, size: int = 0, priority: float = 1.0) -> list[Insert]:
 
 def admin(server: EmbeddedServer) -> redis.Redis:
     return redis.Redis(unix_socket_path=str(server.socket_path), decode_responses=True, driver_info=None)
-
-
-def kill(server: EmbeddedServer) -> None:
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGKILL)
-    server.stop()
 
 
 def there(ids: list[int | None]) -> list[int]:

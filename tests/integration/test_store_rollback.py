@@ -7,23 +7,19 @@ that goes down leaves it within the last second.
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import redis
 
 from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.interface import Insert, Item, Put
 from pipeline.store.ownership import Claim
 from pipeline.store.redis_replay import RedisReplay
 from pipeline.store.redis_store import RedisFifo
+from tests.integration.servers import kill, wait_until_written
 
 pytestmark = pytest.mark.integration
-
-WRITTEN_SECONDS = 10.0
 
 ServerFactory = Callable[..., EmbeddedServer]
 FifoFactory = Callable[..., RedisFifo]
@@ -36,21 +32,14 @@ def log_file(server: EmbeddedServer) -> Path:
 
 
 def log_bytes(server: EmbeddedServer) -> int:
-    """Length of the log once it holds all that was answered: Redis puts writing off while the disk is busy."""
-    deadline = time.monotonic() + WRITTEN_SECONDS
-    with redis.Redis.from_url(server.url, socket_timeout=WRITTEN_SECONDS) as client:
-        while client.info("persistence")["aof_buffer_length"]:
-            assert time.monotonic() < deadline, "Redis does not write its log"
+    wait_until_written(server)
     return log_file(server).stat().st_size
 
 
 def go_back(server: EmbeddedServer, size: int) -> None:
     """Kills Redis and starts it with the first ``size`` bytes of its log."""
-    assert server.pid is not None
     path = log_file(server)
-    log_bytes(server)
-    os.kill(server.pid, signal.SIGKILL)
-    server.stop()
+    kill(server)
     assert path.stat().st_size > size, "there is something to lose"
     os.truncate(path, size)
     server.start()

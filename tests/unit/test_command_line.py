@@ -198,7 +198,8 @@ def test_another_missing_module_is_unexpected(serve: Callable[..., Calls], capsy
     assert "error: unexpected ModuleNotFoundError: No module named 'nosuch'" in capsys.readouterr().err
 
 
-def test_an_interpreter_exit_of_a_command_passes(serve: Callable[..., Calls]) -> None:
+def test_an_interpreter_exit_of_a_command_passes(serve: Callable[..., Calls], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)  # of other tests: a process with it ends at once
     serve("pipeline.launch.run", "run", 130)
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "cartpole_vtrace"])

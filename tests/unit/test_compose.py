@@ -119,11 +119,12 @@ def test_nothing_is_published_and_redis_is_reached_by_the_learner_only() -> None
 def test_secrets_reach_only_who_needs_them() -> None:
     holders = {
         volume: {name for name, service in services().items() if volume in volumes(service)}
-        for volume in ("fleet-keys", "client-keys", "redis-secret")
+        for volume in ("fleet-keys", "client-keys", "learner-keys", "redis-secret")
     }
     assert holders == {
         "fleet-keys": {"init", "broker"},
-        "client-keys": {"init", "learner", "worker"},
+        "client-keys": {"init", "worker"},
+        "learner-keys": {"init", "learner"},
         "redis-secret": {"init", "redis", "learner"},
     }
     init = (ROOT / "docker/init.sh").read_text("utf-8")

@@ -38,6 +38,16 @@ from learner.start import load_tensorflow
 load_tensorflow()
 print("afterwards", file=sys.stderr)
 """
+ENDED = """
+import atexit, os, sys, types
+from pipeline import cli
+sys.modules["tensorflow"] = types.ModuleType("tensorflow")
+atexit.register(lambda: os.write(2, b"taken apart"))
+cli.run_command = lambda arguments: print("written") or int(sys.argv[1])
+if sys.argv[2:]:
+    sys.stdout = open("/dev/full", "w")
+cli.main()
+"""
 
 
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -96,3 +106,15 @@ def test_a_learner_by_itself_goes_on_only_with_its_own_kind_of_run(tmp_path: Pat
     other = load("cartpole_vtrace", ["network.hidden=[8]"])
     with pytest.raises(ConfigError, match=r"^network.hidden = \[8\]: the run in .* has .*instead of --resume$"):
         serve(other, tmp_path / "run", True, StopToken())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "written"),
+    [("0", 0, "written\n"), ("3", 3, "written\n"), ("0 full", 3, ""), ("4 full", 4, "")],
+)
+def test_a_process_with_tensorflow_ends_at_once_when_all_is_written(
+    tmp_path: Path, arguments: str, code: int, written: str
+) -> None:
+    """On a busy machine TensorFlow's end alone took longer than the time that a stop has."""
+    result = run(ENDED, *arguments.split(), cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (code, written, "")
