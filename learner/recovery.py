@@ -8,6 +8,9 @@ between two batches. What the store did afterwards is found in the store's own b
 * accepted before the cut and never put: open unrolls of the predecessor -> dropped as ``learner_restart``;
 * accepted after the cut and never put: known when the environment's next row tells its running index (``Collector``).
 
+What the predecessor had taken before the store lost its data, and had not applied at the cut, is dropped as
+``store_lost``: the store cannot offer it again.
+
 When the store itself is another one (an embedded store that ended with its run, a Redis that lost its data) whatever
 was put and is not in its books is dropped as ``store_lost``; so is what a replay that came back with older data counts
 as lost itself.
@@ -133,7 +136,10 @@ def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger, made_room:
         before = StoreCounts(**{name: int(meta["store"][name]) for name in StoreCounts._fields})
         # Indices that went on without a put: gaps that the predecessor itself found and dropped.
         gaps = max(0, accepted + put_of_waiting - (store.counts.put_total - before.put_total))
-        dropped = {"learner_restart": lost + gaps, STORE_LOST: store.lost_total - int(meta["store"]["lost_total"])}
+        # Taken before the store lost its data, and not applied when the cut was made: no store has them in its books.
+        orphans = max(0, held_after_assembler(meta["ledger"]) - before.waiting)
+        gone = orphans + store.lost_total - int(meta["store"]["lost_total"])
+        dropped = {"learner_restart": lost + gaps, STORE_LOST: gone}
     else:
         before, gaps = StoreCounts(0, 0, 0, 0, 0), 0
         gone = held_after_assembler(meta["ledger"]) + put_of_waiting + accepted - store.counts.put_total

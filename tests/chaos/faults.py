@@ -121,6 +121,16 @@ def _kill_both(pipeline: Pipeline, rng: random.Random) -> None:
     pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
 
 
+def _kill_after_store_loss(pipeline: Pipeline, rng: random.Random) -> None:
+    """The store is away until a checkpoint is due, comes back empty, and the learner dies right after it has saved."""
+    pipeline.signal_store(signal.SIGKILL)
+    pipeline.hold(CHECKPOINT_SECONDS)
+    newest = pipeline.newest_checkpoint()
+    pipeline.restart_store(lambda: _remove_data(pipeline))
+    pipeline.wait(lambda: pipeline.newest_checkpoint() != newest, 4 * CHECKPOINT_SECONDS, tick=0.0005)
+    pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
+
+
 # The store.
 
 
@@ -137,9 +147,12 @@ def _terminate_store(pipeline: Pipeline, rng: random.Random) -> None:
 def _empty_store(pipeline: Pipeline, rng: random.Random) -> None:
     """It comes back without its data."""
     pipeline.signal_store(signal.SIGKILL)
+    pipeline.restart_store(lambda: _remove_data(pipeline))
+
+
+def _remove_data(pipeline: Pipeline) -> None:
     for path in pipeline.store.directory.glob("appendonly*"):
         shutil.rmtree(path)
-    pipeline.restart_store()
 
 
 def _loading(pipeline: Pipeline, rng: random.Random) -> None:
@@ -234,6 +247,7 @@ FAULTS = {
         Fault("learner.kill_while_starting", _kill_while_starting, LEARNER_START_SECONDS, _RESTART),
         Fault("learner.kill_while_draining", _kill_while_draining, LEARNER_START_SECONDS, _RESTART),
         Fault("learner.kill_with_broker", _kill_both, LEARNER_START_SECONDS, _RESTART),
+        Fault("learner.kill_after_store_loss", _kill_after_store_loss, LEARNER_START_SECONDS, _RESTART | _LOST),
         Fault("broker.kill", _kill(BROKER), 20.0),
         Fault("broker.terminate", _terminate(BROKER), 20.0),
         Fault("broker.suspend", _suspend(BROKER), 20.0),

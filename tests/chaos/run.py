@@ -124,7 +124,9 @@ def storm(pipeline: Pipeline, rng: random.Random, deck: list[Fault], seconds: fl
             report.fail(f"{name}: {error}")
         bound = sum(fault.recovery_seconds for fault in dealt)
         took = _recover(pipeline, name, bound, report)
-        print(f"{time.monotonic() - began:7.1f} s  {name}: recovered after {took:.1f} s", flush=True)
+        error = pipeline.summary()["ledger"]["error"]  # checked when nothing is in flight any more
+        open_books = f"; the ledger is open by {error}" if error else ""
+        print(f"{time.monotonic() - began:7.1f} s  {name}: recovered after {took:.1f} s{open_books}", flush=True)
         report.recoveries += [(fault.name, took) for fault in dealt]
         surprised(pipeline, name, report)
 

@@ -81,6 +81,27 @@ def test_another_store_loses_what_waited() -> None:
     assert got["error"] == 0 and got["dropped"] == {"store_lost": 20, "learner_restart": 10}
 
 
+@pytest.mark.parametrize("trained_after", [0, 20])
+def test_what_was_taken_from_a_store_that_was_lost_is_lost_with_the_learner(trained_after: int) -> None:
+    """Of 40 put, 20 are prefetched and 20 still stored when the store loses its data; 10 come after."""
+    before = Predecessor()
+    before.accept(50)
+    before.put(40)
+    before.ledger.moved("store", "prefetch", 20)
+    before.ledger.lost("store", "store_lost")
+    before.ledger.moved("assembler", "store", 10)
+    cut = Cut(before.ledger.snapshot(), {PLACE: (50, 50)}, {})
+    now = StoreView("b", StoreCounts(10, 0, 0, 10, 0), {PLACE: 50})
+    checkpoint = Checkpoint(Path("x"), {}, checkpoint_meta(cut, now))
+    before.ledger.trained(trained_after)  # by an update that is lost with the learner: the store does not know of it
+    ledger = Ledger()
+    recover(checkpoint, now, ledger, "oldest")
+    got = ledger.snapshot()
+    assert got["error"] == 0 and got["dropped"] == {"store_lost": 40}
+    assert got["waiting"] == {"assembler": 0, "store": 10, "prefetch": 0}
+    assert got["trained"] == got["rolled_back"] == 0
+
+
 def test_a_replay_that_went_back_tells_what_is_gone() -> None:
     """Put 40 and evicted 5 before the checkpoint, put 10 and evicted 2 after it; then 12 of the residents were lost."""
     before = Ledger(replay=True)
