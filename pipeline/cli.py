@@ -41,7 +41,8 @@ _EXTRA_OF = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Console entry point; exits with the codes of ``pipeline.errors``."""
+    """Console entry point; exits with the codes of ``pipeline.errors``. What is written is the owner's only."""
+    os.umask(0o077)  # for libraries and child processes too
     code = run_command(arguments)
     if "tensorflow" in sys.modules:
         _exit_at_once(code)
