@@ -41,7 +41,8 @@ _EXTRA_OF = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Console entry point; exits with the codes of ``pipeline.errors``."""
+    """Console entry point; exits with the codes of ``pipeline.errors``. What is written is the owner's only."""
+    os.umask(0o077)  # for libraries and child processes too
     code = run_command(arguments)
     if "tensorflow" in sys.modules:
         _exit_at_once(code)
@@ -215,15 +216,19 @@ def worker(source: str, overrides: tuple[str, ...]) -> int:
 @click.argument("run_dir", type=_FOLDER, required=False)
 @click.option("--broker", "endpoint", metavar="ENDPOINT", help="Ask a broker instead of reading a run directory.")
 @click.option("--keys", metavar="DIR", help="Directory of CURVE keys for --broker.")
+@click.option("--insecure", is_flag=True, help="Ask a --broker off the loopback without keys.")
 @click.option("--watch", is_flag=True, help="Go on until interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(run_dir: Path | None, endpoint: str | None, keys: str | None, watch: bool, as_json: bool) -> int:
+def status(  # noqa: PLR0917
+    run_dir: Path | None, endpoint: str | None, keys: str | None, insecure: bool, watch: bool, as_json: bool
+) -> int:
     """Show who waits for whom, rates, depths and the ledger: of RUN_DIR, a broker, or the newest run under runs/."""
     if run_dir is not None and endpoint is not None:
         raise click.UsageError("give RUN_DIR or --broker ENDPOINT, not both")
+    from pipeline.config.tree import SecuritySection
     from pipeline.launch import status as launcher
 
-    return launcher.show(run_dir, endpoint, keys, watch, as_json)
+    return launcher.show(run_dir, endpoint, SecuritySection(keys=keys, insecure=insecure), watch, as_json)
 
 
 @seedmq.command()

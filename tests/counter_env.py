@@ -8,6 +8,7 @@ seed, folded to 2^20 so that float32 holds it; vector versions number their envi
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import time
 from typing import Any, ClassVar
@@ -34,7 +35,7 @@ class CounterEnv(gymnasium.Env):
         ends: ``terminated``, ``truncated`` or ``both``.
         fault: What happens at step ``at`` of episode ``episode``: ``raise``, ``hang`` (Python), ``hang_gil`` (C, holds
             the GIL), ``exit``, ``segfault``, ``nan`` (observation), ``nan_reward``, ``shape``; ``hang_reset``: at the
-            reset of that episode.
+            reset of that episode; ``fork``: no fault, at every step a process that ends at once.
         once: A file: the fault happens only while it does not exist, and makes it.
         float64_reset: The reset observation comes as float64.
         action: ``discrete`` or ``box``.
@@ -89,7 +90,9 @@ class CounterEnv(gymnasium.Env):
             time.sleep(self.step_seconds)
         self.steps += 1
         observation, reward = self._observation(), float(self.steps)
-        if self.fault and self.steps == self.at and self.episode == self.fault_episode and self._due():
+        if self.fault == "fork":
+            _fork()
+        elif self.fault and self.steps == self.at and self.episode == self.fault_episode and self._due():
             observation, reward = self._fail(observation, reward)
         done = self.steps >= self.length
         return observation, reward, done and self.ends != "truncated", done and self.ends != "terminated", {}
@@ -139,6 +142,15 @@ def misbehave(fault: str, observation: Any, reward: float) -> tuple[Any, float]:
     if fault == "shape":
         return np.zeros(len(observation) + 1, np.float32), reward
     return observation, reward
+
+
+def _fork() -> None:
+    """As an environment does that starts a program: what the process has open, its child has too, until it ends."""
+    child = os.fork()
+    if child == 0:
+        gc.collect()  # a socket that this process ended here would be its parent's
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 class CounterVectorEnv(VectorEnv):

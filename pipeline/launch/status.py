@@ -28,13 +28,13 @@ WATCH_SECONDS = 1.0
 Status = dict[str, Any]
 
 
-def show(run_dir: Path | None, broker: str | None, keys: str | None, watch: bool, as_json: bool) -> int:
+def show(run_dir: Path | None, broker: str | None, security: SecuritySection, watch: bool, as_json: bool) -> int:
     """Prints the status of a run or a broker.
 
     Args:
         run_dir: of a run; without it and ``broker`` the newest run under ``runs/``.
         broker: worker-facing endpoint to ask instead.
-        keys: directory of CURVE keys for ``broker``.
+        security: how to connect; its keys replace those of the run.
         watch: go on until interrupted, or until the run has ended.
         as_json: print the mapping as JSON, with ``watch`` a line each time.
 
@@ -45,7 +45,7 @@ def show(run_dir: Path | None, broker: str | None, keys: str | None, watch: bool
         ConfigError: no run there, a bad endpoint or keys.
         UnreachableError: nobody answers (without ``watch``).
     """
-    read = _broker_reader(broker, keys) if broker else _run_reader(run_dir, keys)
+    read = _broker_reader(broker, security) if broker else _run_reader(run_dir, security.keys)
     if watch:
         return _watch(read, as_json)
     status = read()
@@ -87,8 +87,7 @@ def ask(endpoint: str, security: SecuritySection, timeout_seconds: float = ANSWE
     return status
 
 
-def _broker_reader(endpoint: str, keys: str | None) -> Callable[[], Status]:
-    security = SecuritySection(keys=keys)
+def _broker_reader(endpoint: str, security: SecuritySection) -> Callable[[], Status]:
     check_endpoint("--broker", endpoint, security)
     return lambda: ask(endpoint, security)
 

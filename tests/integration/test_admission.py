@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
+from benchmarks.flood import Pair, broker_with_keys, cpu_seconds, flooding
 from broker.loop import BrokerLoop
 from pipeline import keys, sockets
 from pipeline.admission import Admission
@@ -362,3 +364,20 @@ def test_descriptors_are_only_shut_down_where_they_are_connections_of_the_endpoi
                 assert shut_down(other.fileno(), f"tcp://127.0.0.1:{port}")
                 assert client.recv(1) == b""
             assert not shut_down(10**6, f"tcp://127.0.0.1:{port}")
+
+
+def test_a_flood_of_idle_connections_costs_the_broker_little(tmp_path: Path) -> None:
+    """By its CPU time: what share of a core the flood takes; `python -m benchmarks.flood` measures the rates."""
+    with broker_with_keys(tmp_path) as (config, pid):
+        pair = Pair(config)
+        try:
+            pair.join()
+            with flooding(int(config.broker.bind.rpartition(":")[2]), 1000):
+                before = pair.answered
+                pair.rate(1.0)
+                assert pair.answered > before, "the admitted worker is served in the flood"
+                cpu, began = cpu_seconds(pid), time.monotonic()
+                threading.Event().wait(7.0)  # nobody works: all that the broker does is for the flood, reconnects too
+                assert cpu_seconds(pid) - cpu < 0.1 * (time.monotonic() - began)
+        finally:
+            pair.close()

@@ -269,6 +269,16 @@ def test_slow_environments_keep_their_lease_and_their_connection(broker):
     assert len(broker.hellos) == 1 and run.repeats == 0
 
 
+def test_an_environment_that_forks_at_every_step(broker):
+    with Running(config_of(broker, {"fault": "fork"})) as worker:
+        broker.until(lambda: broker.transitions >= 50, seconds=60.0)
+        worker.stop.stop("test")
+        assert worker.ended() == 0
+    assert len(broker.hellos) == 1, "nothing was made anew"
+    for run in broker.runs.values():
+        check_rows(run)
+
+
 def test_a_hang_at_the_drain_is_killed_in_time(broker):
     kwargs = {"fault": "hang_gil", "episode": 2}
     with Running(config_of(broker, kwargs, run={"drain_timeout_seconds": 1.5})) as worker:

@@ -116,6 +116,27 @@ def test_keys_are_written_once_and_named(tmp_path: Path) -> None:
     assert "holds keys already" in refused(seedmq("keys", "fleet", cwd=tmp_path))
 
 
+def test_a_client_pair_is_added_to_a_fleet(tmp_path: Path) -> None:
+    assert "server.key_secret" in refused(seedmq("keys", "fleet", "--client", "farm", cwd=tmp_path))
+    assert seedmq("keys", "fleet", cwd=tmp_path).returncode == 0
+    result = seedmq("keys", "fleet", "--client", "farm", cwd=tmp_path)
+    names = [line.removeprefix("wrote fleet/clients/farm/") for line in result.stdout.splitlines()]
+    assert names == ["client.key", "client.key_secret", "server.key"]
+    assert (tmp_path / "fleet/authorized/workers/farm.key").is_file()
+    assert "already" in refused(seedmq("keys", "fleet", "--client", "farm", cwd=tmp_path))
+    assert "a name has" in refused(seedmq("keys", "fleet", "--client", "../farm", cwd=tmp_path))
+
+
+def test_off_the_loopback_needs_keys_or_insecure(tmp_path: Path) -> None:
+    endpoint = "broker.bind=tcp://0.0.0.0:*"
+    broker = ("broker", "--config", "cartpole_vtrace", "--set", endpoint, "--set", "broker.learner_bind=bad")
+    assert "off the loopback" in refused(seedmq(*broker, cwd=tmp_path))
+    assert "broker.learner_bind = bad" in refused(seedmq(*broker, "--insecure", cwd=tmp_path))
+    assert "off the loopback" in refused(seedmq("status", "--broker", "tcp://10.0.0.1:5555", cwd=tmp_path))
+    asked = seedmq("status", "--broker", "tcp://localhost.localdomain:9", "--insecure", cwd=tmp_path)
+    assert asked.returncode == 4 and "no broker answers" in asked.stderr
+
+
 def test_output_that_nobody_reads_is_no_crash(tmp_path: Path) -> None:
     command = f"{Path(sys.executable).with_name('seedmq')} config show cartpole_vtrace | true"
     result = subprocess.run(

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import cli, logs
 from pipeline.config.load import Loaded
-from pipeline.config.tree import Config
+from pipeline.config.tree import Config, SecuritySection
 from pipeline.errors import ComponentError, ConfigError, UnreachableError
 from pipeline.stopping import StopToken
 
@@ -134,7 +134,12 @@ def test_status(serve: Callable[..., Calls], tmp_path: Path) -> None:
     calls = serve("pipeline.launch.status", "show")
     assert cli.run_command(["status", str(tmp_path), "--watch"]) == 0
     assert cli.run_command(["status", "--broker", "tcp://127.0.0.1:1", "--keys", "k", "--json"]) == 0
-    assert calls == [(tmp_path, None, None, True, False), (None, "tcp://127.0.0.1:1", "k", False, True)]
+    assert cli.run_command(["status", "--broker", "tcp://10.0.0.1:1", "--insecure"]) == 0
+    assert calls == [
+        (tmp_path, None, SecuritySection(), True, False),
+        (None, "tcp://127.0.0.1:1", SecuritySection(keys="k"), False, True),
+        (None, "tcp://10.0.0.1:1", SecuritySection(insecure=True), False, False),
+    ]
 
 
 def test_eval(serve: Callable[..., Calls], tmp_path: Path) -> None:

@@ -73,3 +73,11 @@ def test_presets_that_the_readme_names_exist() -> None:
     presets = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
     named = set(re.findall(r"\b\w+_(?:vtrace|r2d2|throughput)\b", text))
     assert named and named <= presets
+
+
+def test_tests_that_the_documents_name_exist() -> None:
+    named = [node for path in DOCUMENTS for node in re.findall(r"`(tests/\S+?::\w+)`", path.read_text("utf-8"))]
+    assert len(named) > 80
+    for node in named:
+        path, _, function = node.partition("::")
+        assert re.search(rf"^def {function}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), node

@@ -120,7 +120,6 @@ def a_loop(file: Path) -> None:
     file.symlink_to(file)
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
