@@ -2,8 +2,8 @@
 
 import pytest
 import tensorflow as tf
-import two_cpus  # noqa: F401
 
+import tests.unit.two_cpus  # noqa: F401
 from learner.devices import choose_devices, configure_runtime
 from pipeline.errors import ConfigError
 

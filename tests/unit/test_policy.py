@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import two_cpus  # noqa: F401
 
+import tests.unit.two_cpus  # noqa: F401
 from learner.distributions import distribution_for
 from learner.inputs import Outputs, RewardTransform, unroll_inputs, unroll_state
 from learner.networks import Network, build_network, state_shapes

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_vtrace import rows_of
 
 from learner.exploration import SAMPLE, Exploration, epsilons
 from learner.r2d2 import MIN_PRIORITY, bootstrap, n_step_targets, of_action, priorities, rescale, unscale
 from learner.vtrace import discounts
+from tests.unit.test_vtrace import rows_of
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_r2d2 import slow_target
 
 from learner.algorithms.r2d2 import IMPORTANCE_WEIGHT, PRIORITY, R2d2
 from learner.distributions import epsilon_greedy_for
@@ -15,6 +14,7 @@ from pipeline.config.r2d2 import R2d2Section
 from pipeline.config.tree import NetworkSection
 from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout
+from tests.unit.test_r2d2 import slow_target
 
 pytestmark = pytest.mark.unit
 

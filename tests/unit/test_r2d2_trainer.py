@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import two_cpus  # noqa: F401
-from test_r2d2_loss import ACTIONS, BATCH, CASES, LEARNT, SIZE, SPACES, batch_of, run
 
+import tests.unit.two_cpus  # noqa: F401
 from learner.algorithms.r2d2 import IMPORTANCE_WEIGHT, PRIORITY, R2d2
 from learner.devices import choose_devices
 from learner.distributions import epsilon_greedy_for
@@ -20,6 +19,7 @@ from pipeline.config.tree import NetworkSection, OptimizerSection
 from pipeline.errors import CheckpointError
 from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout
+from tests.unit.test_r2d2_loss import ACTIONS, BATCH, CASES, LEARNT, SIZE, SPACES, batch_of, run
 
 pytestmark = pytest.mark.unit
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import two_cpus  # noqa: F401
 
+import tests.unit.two_cpus  # noqa: F401
 from learner.algorithms.vtrace import Vtrace
 from learner.devices import choose_devices
 from learner.distributions import distribution_for

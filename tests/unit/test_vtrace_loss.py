@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_vtrace import reference, rows_of
 
 from learner.algorithms.vtrace import Vtrace
 from learner.distributions import distribution_for
@@ -11,6 +10,7 @@ from learner.inputs import Outputs
 from pipeline.config.tree import VtraceSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Leaf
+from tests.unit.test_vtrace import reference, rows_of
 
 pytestmark = pytest.mark.unit
 
