@@ -41,7 +41,11 @@ class Damage:
         self._silent_until = float("-inf")
 
     def open(
-        self, payloads: Sequence[bytes], out: Records, valid: Sequence[int] | None = None
+        self,
+        payloads: Sequence[bytes],
+        out: Records,
+        valid: Sequence[int] | None = None,
+        ids: npt.NDArray[np.int64] | None = None,
     ) -> npt.NDArray[np.bool_]:
         """The records of those that open, in order, to the front of ``out``.
 
@@ -50,6 +54,7 @@ class Damage:
             out: uint8 ``[B, layout.nbytes]``.
             valid: Valid transitions of each, as the store's books have them; a record that holds another number is
                 none of theirs.
+            ids: Of each, where one may stand here twice: it counts once.
 
         Returns:
             Which are whole, bool ``[B]``.
@@ -62,17 +67,18 @@ class Damage:
                     errors[i] = StoreError(f"an unroll of {here} valid transitions where the store has {there} booked")
         whole = np.array([error is None for error in errors], np.bool_)
         if not whole.all():
-            self._note([error for error in errors if error is not None])
+            number = np.count_nonzero(~whole) if ids is None else len(np.unique(ids[~whole]))
+            self._note(int(number), next(error for error in errors if error is not None))
             out[: np.count_nonzero(whole)] = out[whole]
         return whole
 
-    def _note(self, errors: list[StoreError]) -> None:
-        self.unrolls += len(errors)
+    def _note(self, number: int, first: StoreError) -> None:
+        self.unrolls += number
         now = self._clock()
         if now >= self._silent_until:
             self._silent_until = now + COMPLAINT_SECONDS
             log.error(
                 "left out what does not open in the store, %d unrolls so far, and went on; the first of these: %s",
                 self.unrolls,
-                errors[0],
+                first,
             )

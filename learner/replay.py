@@ -296,7 +296,8 @@ class ReplayFeed(ReadyFeed):
             found = store.fetch(drawn.tolist())
             usable = np.array([payload is not None for payload in found])
             payloads = [payload for payload in found if payload is not None]
-            usable[usable] = self.damage.open(payloads, records[len(ids) : len(ids) + len(payloads)])
+            rows = records[len(ids) : len(ids) + len(payloads)]
+            usable[usable] = self.damage.open(payloads, rows, ids=drawn[usable])
             self._sampling.index.remove(drawn[~usable])
             ids = np.concatenate([ids, drawn[usable]])
             probabilities = np.concatenate([probabilities, chances[usable]])

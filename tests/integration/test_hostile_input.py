@@ -367,7 +367,8 @@ def test_spoilt_unrolls_in_the_fifo(shared_redis: EmbeddedServer, prefix: str) -
 
 @pytest.mark.timeout(max(120, MESSAGES // 50))
 def test_spoilt_unrolls_in_the_replay(shared_redis: EmbeddedServer, prefix: str) -> None:
-    replay = {"capacity": 1000, "min_size": 1, "samples_per_insert": 1000.0, "hold_inserts": False}
+    replay: dict[str, Any] = {"capacity": 1000, "min_size": 1, "samples_per_insert": 1000.0, "hold_inserts": False}
+    replay["priority_exponent"] = 0.0  # each is drawn as often as any other, so that all are drawn soon
     r2d2 = {"burn_in": 2}
     reader = Reader(shared_redis, prefix, training={**SMALL, "algorithm": "r2d2"}, replay=replay, r2d2=r2d2)
     feed = reader.path.feed
