@@ -124,6 +124,8 @@ def test_without_workers_training_stops_at_the_bound_and_a_new_one_is_kept(comma
     assert second["samples_per_insert"] == pytest.approx(sampled / inserted)
     assert second["replay_ratio"] == pytest.approx(second["samples_per_insert"], rel=0.25)
 
+    # A checkpoint from before the bound would count batches as sampled that the killed learner never trained.
+    until(lambda: run.summary["updates_since_checkpoint"] == 0, 30, "a checkpoint of what stands at the bound")
     (learner,) = commands.find("learner --config")
     os.kill(learner, signal.SIGKILL)
     log, line = run.directory / "logs/learner.log", f"{KEY}: 2.0 -> 5.0 (live.yaml)"
