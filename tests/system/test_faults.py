@@ -22,6 +22,7 @@ from pipeline.config.tree import Config
 from pipeline.rows import environment_id
 from pipeline.store.codec import decode
 from pipeline.store.embedded import EmbeddedServer
+from tests.runs import settings, summary
 from workers.spaces import spaces_of
 
 pytestmark = pytest.mark.system
@@ -31,18 +32,7 @@ REPOSITORY = str(Path(__file__).parents[2])
 EXPLAINED = {"learner_restart", "store_lost", "seam", "worker_non_finite"}
 
 
-def settings(*values):
-    return [word for value in values for word in ("--set", value)]
-
-
 SMALL = settings("workers.envs=8", "run.log_interval_seconds=0.2", "run.solved_return=null", "run.max_seconds=1000")
-
-
-def summary(directory):
-    try:
-        return json.loads((directory / "summary.json").read_text())
-    except FileNotFoundError:
-        return {}
 
 
 class Run:

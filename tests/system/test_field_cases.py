@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.system.test_faults import settings, summary
+from tests.runs import settings, summary
 
 pytestmark = pytest.mark.system
 

@@ -19,6 +19,7 @@ import redis
 from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_replay import RedisReplay
+from tests.runs import settings, summary
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -53,16 +54,13 @@ class Run:
     def __init__(self, commands, until, server, preset=R2D2, *options, name="run"):
         self.commands, self.until, self.directory = commands, until, commands.cwd / name
         values = [*SMALL, *(REPLAY if preset == R2D2 else []), f"store.url={server.url}"]
-        arguments = [word for value in values for word in ("--set", value)]
+        arguments = settings(*values)
         self.process = commands.start("run", preset, *arguments, "--run-dir", name, *options)
 
     @property
     def summary(self):
         assert self.process.poll() is None, self.process.communicate()[0]
-        try:
-            return json.loads((self.directory / "summary.json").read_text())
-        except FileNotFoundError:
-            return {}
+        return summary(self.directory)
 
     @property
     def updates(self):

@@ -9,6 +9,8 @@ import socket
 
 import pytest
 
+from tests.runs import settings, summary
+
 pytestmark = pytest.mark.system
 
 PRESET = "cartpole_r2d2"
@@ -41,16 +43,13 @@ class Run:
             free.bind(("127.0.0.1", 0))
             endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         self.commands, self.until, self.directory = commands, until, commands.cwd / "run"
-        self.settings = [w for v in (*SMALL, f"broker.bind={endpoint}", *values) for w in ("--set", v)]
+        self.settings = settings(*SMALL, f"broker.bind={endpoint}", *values)
         self.process = commands.start("run", PRESET, *self.settings, "--run-dir", "run")
 
     @property
     def summary(self):
         assert self.process.poll() is None, self.process.communicate()[0]
-        try:
-            return json.loads((self.directory / "summary.json").read_text())
-        except FileNotFoundError:
-            return {}
+        return summary(self.directory)
 
     @property
     def inserted(self):

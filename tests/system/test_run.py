@@ -8,23 +8,14 @@ import time
 
 import pytest
 
+from tests.runs import settings, summary
+
 pytestmark = pytest.mark.system
-
-
-def settings(*values):
-    return [word for value in values for word in ("--set", value)]
 
 
 SMALL = settings("workers.envs=8", "checkpoint.interval_seconds=1", "run.log_interval_seconds=0.2")
 PRESET = "cartpole_vtrace"
 START_SECONDS = 90.0
-
-
-def summary(path):
-    try:
-        return json.loads((path / "summary.json").read_text())
-    except FileNotFoundError:
-        return {}
 
 
 @pytest.fixture
