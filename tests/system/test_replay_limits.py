@@ -85,6 +85,7 @@ class Run:
             return (
                 replay == before
                 and not status["workers"]
+                and not any(learner["ledger"]["waiting"].values())
                 and str(learner.get("waiting_for")).startswith("training waits for inserts: ")
                 and learner["queues"] == {"writer": 0, "prefetched_batches": 0}
                 and learner["updates"] * BATCH == replay["sampled_unrolls"]
