@@ -21,6 +21,7 @@ help:
 	@echo "make format       formats and fixes what can be fixed by itself"
 	@echo "make chaos        faults at random for CHAOS_SECONDS in a pipeline of real processes, then its books"
 	@echo "make chaos-kills  the learner killed at random until it was resumed CHAOS_KILLS times"
+	@echo "make soak         a run that nothing befalls for SOAK_SECONDS: memory, descriptors, reconnects of each process"
 	@echo "make fuzz         100 000 spoilt messages and unrolls, then each reader for FUZZ_SECONDS guided by coverage"
 	@echo "make compose-test docker-compose for real, from a clean clone: starts, crashes, scaling; COMPOSE_CYCLES=N"
 	@echo "make bench        every benchmark against its baselines: minutes, on a machine that does nothing else"
@@ -73,13 +74,17 @@ bench: $(STAMP)
 
 CHAOS_SECONDS ?= 1800
 CHAOS_KILLS   ?= 50
-.PHONY: chaos chaos-kills
+SOAK_SECONDS  ?= 7200
+.PHONY: chaos chaos-kills soak
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
 chaos-kills: $(STAMP)
 	$(BIN)/python -m tests.chaos --learner-kills $(CHAOS_KILLS) $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.chaos.soak --seconds $(SOAK_SECONDS) $(ARGS)
 
 PEERS := $(patsubst benchmarks/peers/%/requirements.txt,.venv-peers/%/.installed,$(wildcard benchmarks/peers/*/requirements.txt))
 

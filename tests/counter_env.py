@@ -91,7 +91,7 @@ class CounterEnv(gymnasium.Env):
         self.steps += 1
         observation, reward = self._observation(), float(self.steps)
         if self.fault == "fork":
-            _fork()
+            fork()
         elif self.fault and self.steps == self.at and self.episode == self.fault_episode and self._due():
             observation, reward = self._fail(observation, reward)
         done = self.steps >= self.length
@@ -144,7 +144,7 @@ def misbehave(fault: str, observation: Any, reward: float) -> tuple[Any, float]:
     return observation, reward
 
 
-def _fork() -> None:
+def fork() -> None:
     """As an environment does that starts a program: what the process has open, its child has too, until it ends."""
     child = os.fork()
     if child == 0:

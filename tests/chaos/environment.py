@@ -1,16 +1,20 @@
-"""A wrapper that makes an environment misbehave once when it is told to."""
+"""Wrappers: one makes an environment misbehave once when it is told to, the other one is slow and forks."""
 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import gymnasium
 
-from tests.counter_env import misbehave
+from tests.counter_env import fork, misbehave
 
 FLAGS = "CHAOS_FLAGS"
 """Variable that names the folder of flags: a file by the name of a fault asks for it."""
+STEP_SECONDS = "SOAK_STEP_SECONDS"
+"""Variable that says what a step of ``Paced`` takes at least."""
+FORK_STEPS = 1000
 FATAL = ("raise", "hang", "hang_gil", "hang_reset", "exit", "segfault", "shape")
 NON_FINITE = ("nan", "nan_reward")
 
@@ -41,3 +45,19 @@ class Faulty(gymnasium.Wrapper):
         except FileNotFoundError:  # another environment was faster
             return False
         return True
+
+
+class Paced(gymnasium.Wrapper):
+    """Its steps take time, and every thousandth step starts a process that ends at once."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._seconds, self._steps = float(os.environ[STEP_SECONDS]), 0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._seconds:
+            time.sleep(self._seconds)
+        self._steps += 1
+        if self._steps % FORK_STEPS == 0:
+            fork()
+        return self.env.step(action)
