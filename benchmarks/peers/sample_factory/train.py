@@ -121,10 +121,9 @@ def configure(name: str, overrides: list[str], folder: str) -> Any:
     parser, _ = parse_sf_args(argv=words)
     if name == "pong":
         from sf_examples.atari.atari_params import atari_override_defaults
-        from sf_examples.atari.atari_utils import make_atari_env
 
         atari_override_defaults(env, parser)
-        register_env(env, make_atari_env)
+        register_env(env, make_atari)
     elif name == "pong_vectorized":
         from sf_examples.envpool.atari.envpool_atari_params import add_atari_env_args, atari_override_defaults
 
@@ -139,6 +138,13 @@ def configure(name: str, overrides: list[str], folder: str) -> Any:
 
 def make_cartpole(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
     return VectorCartPole(cfg.env_agents) if cfg.batched_sampling else gym.make(name)
+
+
+def make_atari(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    import ale_py  # noqa: F401 - registers Atari's environments, in each process
+    from sf_examples.atari.atari_utils import make_atari_env
+
+    return make_atari_env(name, cfg, env_config, render_mode)
 
 
 def make_envpool(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
