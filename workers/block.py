@@ -8,8 +8,10 @@ phase with an old time.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from enum import IntEnum
 from multiprocessing.context import SpawnContext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -145,11 +147,11 @@ class Block:
         """The same error in the supervisor; None where there was none."""
         return ERRORS[self.numbers[At.FATAL] - 1](self.text()) if self.numbers[At.FATAL] else None
 
-    def report(self, faults: dict[str, int] | None = None, message: str = "") -> Report:
-        """The run's counters so far, with faults that the supervisor knows of."""
+    def report(self, faults: Mapping[str, int] = MappingProxyType({}), message: str = "") -> Report:
+        """The run's counters so far, with the faults of the runs before it and the last fault in words."""
         numbers = self.numbers
         dropped = {"non_finite": int(numbers[At.DROPPED])} if numbers[At.DROPPED] else {}
-        counted = dict(faults or {})
+        counted = dict(faults)
         if numbers[At.NON_FINITE]:
-            counted["non_finite"] = int(numbers[At.NON_FINITE])
+            counted["non_finite"] = counted.get("non_finite", 0) + int(numbers[At.NON_FINITE])
         return Report(int(numbers[At.TAKEN]), dropped, int(numbers[At.MASKED]), counted, message[:2000])

@@ -18,6 +18,7 @@ import random
 import secrets
 import signal
 import time
+from collections import Counter
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -68,18 +69,22 @@ def supervise(config: Config, stop: StopToken) -> int:
 
 
 class Supervisor:
-    """See the module's docstring. ``env_hangs`` and ``env_errors`` count faults over all children."""
+    """See the module's docstring.
+
+    Attributes:
+        faults: Of all children: kind (``env_hangs``, ``env_errors``, ``non_finite``) -> number.
+    """
 
     def __init__(self, config: Config, stop: StopToken) -> None:
         self.worker_id = config.workers.id or f"{platform.node()}-{os.getpid()}"
-        self.env_hangs = 0
-        self.env_errors = 0
+        self.faults: Counter[str] = Counter()
         self._config = config
         self._stop = stop
         self._context = multiprocessing.get_context("spawn")
         self._budget = RestartBudget(config.environment.fault_budget)
         self._worker = -1
         self._generation = 0
+        self._last_fault = ""
         self._reports: dict[int, Report] = {}  # last words of dead runs that the broker has not heard
 
     def run(self) -> None:
@@ -120,6 +125,8 @@ class Supervisor:
             worker=self._worker,
             generation=self._generation,
             reports={str(dead): report.to_wire() for dead, report in self._reports.items()},
+            faults=dict(self.faults),
+            last_fault=self._last_fault,
             block=block,
             dump=str(dump),
             logs=logs.current(),
@@ -170,7 +177,7 @@ class Supervisor:
         stack = self._stack(process, dump)
         message = f"hung for {seconds:.1f} s in {self._place(block)}"
         log.error("worker %s: %s; its stack:\n%s", self.worker_id, message, stack)
-        self.env_hangs += 1
+        self.faults["env_hangs"] += 1
         # All is delivered and booked when environments are closed: there is nothing to start anew for.
         return None if block.numbers[At.DONE] else Fault("env_hangs", message)
 
@@ -187,7 +194,7 @@ class Supervisor:
             text = f"the process ended with {how} in {self._place(block)}"
             if stack := _read(dump):
                 log.error("worker %s: %s; its stack:\n%s", self.worker_id, text, stack)
-        self.env_errors += 1
+        self.faults["env_errors"] += 1
         return Fault("env_errors", text)
 
     def _settle(self, run: int, block: Block, fault: Fault | None) -> None:
@@ -195,9 +202,12 @@ class Supervisor:
         if block.numbers[At.WELCOMED]:
             self._reports.clear()  # they were in its HELLO
         self._worker = int(block.numbers[At.WORKER])
+        if fault is not None:
+            self._last_fault = fault.message
+        report = block.report(self.faults, self._last_fault)
         if not block.numbers[At.BYE]:
-            faults = {} if fault is None or block.numbers[At.FATAL] else {fault.kind: 1}
-            self._reports[run] = block.report(faults, "" if fault is None else fault.message)
+            self._reports[run] = report
+        self.faults = Counter(report.faults)
         while len(self._reports) > MAX_REPORTS:  # at most one of them took steps
             del self._reports[min(self._reports, key=lambda dead: self._reports[dead].taken)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +148,9 @@ def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path
         broker.until(lambda: sum(hello.worker_id == "sick" for hello in broker.hellos) >= 2, seconds=60.0)
         again = broker.hellos[-1]
         broker.until(lambda: broker.runs[again.run].transitions > 200)
+        broker.until(lambda: broker.runs[again.run].report is not None)
+        told = broker.runs[again.run].report
+        assert told.faults == {"env_hangs": 1} and "hung" in told.message, "status shows it while the worker goes on"
         assert sum(hello.worker_id == "other" for hello in broker.hellos) == 1
     dead, living = [number for number, run in broker.runs.items() if run.hello.worker_id == "sick"]
     report = again.reports[str(dead)]
@@ -155,7 +159,8 @@ def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path
     assert broker.runs[dead].worker == broker.runs[living].worker
     (text,) = [record.getMessage() for record in caplog.records if "its stack" in record.getMessage()]
     assert "counter_env.py" in text and "in misbehave" in text
-    assert "seed" in text and "last actions" in text and "environment" in text
+    place = r"hung for [\d.]+ s in (step|reset) of environment \d+ .*step \d+, seed \d+, last actions \["
+    assert re.search(place, text)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +177,9 @@ def test_a_fault_is_survived_and_told(broker, fault, words, tmp_path, caplog):
     with Running(config_of(broker, kwargs)):
         broker.until(lambda: len(broker.hellos) >= 2)
         again = broker.hellos[-1]
-        broker.until(lambda: broker.runs[again.run].transitions > 200)
+        broker.until(lambda: broker.runs[again.run].transitions > 200 and broker.runs[again.run].report is not None)
+    told = broker.runs[again.run].report
+    assert told.faults == {"env_errors": 1} and words in told.message, "status shows it while the worker goes on"
     (report,) = again.reports.values()
     assert report["faults"] == {"env_errors": 1} and words in report["message"]
     assert report["taken"] >= broker.runs[int(next(iter(again.reports)))].transitions > 0
@@ -185,7 +192,7 @@ def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(b
     assert len(broker.hellos) == 3
     assert "fault_budget = 2" in caplog.text and "the counter was told to fail at step 3" in caplog.text
     last = broker.hellos[-1].run
-    assert broker.byes[last].faults == {"env_errors": 1} and "told to fail" in broker.byes[last].message
+    assert broker.byes[last].faults == {"env_errors": 3} and "told to fail" in broker.byes[last].message
 
 
 def test_a_value_that_is_not_finite_fails_by_default_and_is_dropped_on_demand(broker, caplog):
