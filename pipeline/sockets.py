@@ -5,8 +5,10 @@
 
 Sockets never block: ``send`` and ``recv`` raise ``zmq.Again`` where they would, so waiting is done with a poller and a
 deadline. A connecting socket holds nothing for a peer that is not there (``IMMEDIATE``): until the connection stands,
-and again when it is lost, ``send`` raises ``zmq.Again`` and ``POLLOUT`` says when to go on. Routing ids are made by
-ZeroMQ: the logical worker id travels in HELLO, so two workers with one name never steal each other's messages.
+and again when it is lost, ``send`` raises ``zmq.Again`` and ``POLLOUT`` says when to go on. What was received and not
+read by then is lost too, so a binding side that says its last word waits until the other has hung up
+(``Frontend.close``). Routing ids are made by ZeroMQ: the logical worker id travels in HELLO, so two workers with one
+name never steal each other's messages.
 
 A socket belongs to the thread that made it.
 """

@@ -42,6 +42,8 @@ class Stage(NamedTuple):
     config: Config
     context: Any
     make_source: MakeSource
+    end: Callable[[EmbeddedSource | BrokerSource], None]
+    """Ends what binds the worker-facing socket: the source, or the broker."""
 
 
 @pytest.fixture(params=PLACEMENTS)
@@ -53,13 +55,19 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     broker = in_thread("broker", lambda stop: _serve(config, stop)) if request.param == "process" else None
     made: list[EmbeddedSource | BrokerSource] = []
 
+    def end(source: EmbeddedSource | BrokerSource) -> None:
+        if broker is None:
+            source.close()
+        else:
+            finish(*broker)
+
     def make_source() -> EmbeddedSource | BrokerSource:
         kind = EmbeddedSource if request.param == "embedded" else BrokerSource
         made.append(kind(config, None, "learner", SLOTS))
         return made[-1]
 
     try:
-        yield Stage(config, context, make_source)
+        yield Stage(config, context, make_source, end)
     finally:
         for source in made:
             source.close()
@@ -101,6 +109,23 @@ def test_every_step_is_answered_once_and_the_same_in_both_placements(stage: Stag
     assert learner.events[-1] == Left(workers[0].index, 1, "bye", report)
     until(lambda: any(x.kind == Kind.GOODBYE for x in workers[0].said), workers[0].advance)
     close(workers)
+
+
+def test_a_worker_that_reads_late_still_hears_that_its_bye_is_booked(stage: Stage) -> None:
+    """What a worker has not read is lost with a connection that the other side ends: that waits for the worker."""
+    learner = EchoLearner(stage.make_source())
+    workers = [FakeWorker(stage.context, stage.config, f"w{i}", i + 1, [2], steps=1) for i in range(2)]
+    play(learner, workers)
+    for worker in workers:
+        assert worker.send(Kind.BYE, worker.run, Report().to_wire())
+    play_until_left(learner, [], count=2)
+
+    closing = in_thread("closing", lambda stop: stage.end(learner.source))
+    closing[0].join(0.3)
+    for worker in workers:
+        until(lambda worker=worker: any(x.kind == Kind.GOODBYE for x in worker.said), worker.advance, seconds=3.0)
+    close(workers)
+    finish(*closing)
 
 
 def play_until_left(learner: EchoLearner, workers: list[FakeWorker], count: int) -> None:
