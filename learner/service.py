@@ -92,6 +92,18 @@ def _directory(loaded: Loaded, run_dir: FilePath | None, resume: bool) -> RunDir
     return RunDirectory.create(run_dir, loaded.source.stem, loaded.config)
 
 
+def _reserve(versions: Versions, version: int) -> None:
+    """Before it acts.
+
+    Raises:
+        UnwrittenError: the file system refuses.
+    """
+    try:
+        versions.reserve(version)
+    except OSError as error:
+        raise UnwrittenError(f"reserving policy versions failed: {error}") from error
+
+
 @dataclass
 class Learner:
     """One learner's parts that outlive the choice of network."""
@@ -166,6 +178,7 @@ class Learner:
 
             versions = Versions(self.directory.checkpoints / "versions.json")
             self.version = max(self.version, versions.reserved)
+            _reserve(versions, self.version)
             self.training = training = TrainingLoop(
                 trainer=trainer,
                 feed=path.feed,

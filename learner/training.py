@@ -58,7 +58,7 @@ class TrainingLoop:
         episodes: Decides ``solved``.
         limits: When to stop.
         frame_skip: Environment frames per agent step.
-        version: Updates applied before: a resumed run goes on above the largest version ever published.
+        version: Updates applied before, and reserved: a resumed run goes on above the largest version ever published.
         versions: Reserves versions before they are published.
         writes: Goes on where that cannot be written.
         evaluate: Called between updates: whether an evaluation has solved the task.
@@ -130,7 +130,7 @@ class TrainingLoop:
         frames = self._ledger.agent_steps * self._frame_skip
         self.metrics = self._trainer.update(batch.prepared, frames)
         self._writes.attempt("versions", lambda: self._versions.reserve(self.version + 1))
-        self.version += 1
+        self.version = self._versions.after(self.version)
         self._feed.done(batch, self.metrics)
         self.updates += 1
         self.last_update = time.monotonic()
