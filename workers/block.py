@@ -68,7 +68,7 @@ class At(IntEnum):
     DONE = 12  # the session ended in order
     ACTION_LENGTH = 13
     TEXT_LENGTH = 14
-    STOP = 15  # supervisor -> child: drain
+    STOP = 15  # supervisor -> child: drain (1); the child drains for that (2) and for no other reason
     WELCOMED = 16  # the broker has taken the HELLO
     BYE = 17  # the broker has booked BYE
     ACTION_KIND = 18  # numpy's character for the actions' dtype

@@ -180,6 +180,7 @@ class Worker:
             self._wait_until(self._tick_at)
         self._converse()
         if self._block.numbers[At.STOP] and not self._session.stopping:
+            self._block.numbers[At.STOP] = 2
             self._perform(self._session.drain("asked to stop", time.monotonic()))
 
     def _converse(self) -> None:

@@ -20,6 +20,7 @@ import pytest
 from pipeline.config.tree import Config
 from pipeline.protocol import Kind
 from pipeline.stopping import StopToken
+from tests.counter_env import LEAK_BYTES
 from tests.mini_broker import MiniBroker, Tally
 from workers.supervisor import Supervisor, supervise
 
@@ -184,6 +185,27 @@ def test_a_fault_is_survived_and_told(broker, fault, words, tmp_path, caplog):
     assert report["faults"] == {"env_errors": 1} and words in report["message"]
     assert report["taken"] >= broker.runs[int(next(iter(again.reports)))].transitions > 0
     assert words in caplog.text
+
+
+def test_environments_that_leak_are_ended_in_order_and_made_anew(broker, tmp_path, caplog):
+    kwargs = {"fault": "leak", "episode": 4, "once": str(tmp_path / "once")}
+    with Running(config_of(broker, kwargs, limits={"max_memory_bytes": LEAK_BYTES})):
+        broker.until(lambda: len(broker.hellos) >= 2)
+        first, again = (hello.run for hello in broker.hellos)
+        broker.until(lambda: broker.runs[again].transitions > 200 and broker.runs[again].report is not None)
+        told = broker.runs[again].report
+    assert told.faults == {"env_memory": 1}, "status shows it while the worker goes on"
+    assert re.search(r"process has \d{9} bytes, above environment.max_memory_bytes = \d+", told.message), told.message
+    assert told.message in caplog.text
+    assert broker.hellos[-1].reports == {}, "it has said all of it itself"
+    assert broker.byes[first].taken == broker.runs[first].transitions > 0
+    assert broker.runs[first].worker == broker.runs[again].worker
+
+
+def test_environments_that_never_fit_spend_the_budget(broker, caplog):
+    with Running(config_of(broker, limits={"max_memory_bytes": 2**20, "fault_budget": 2})) as worker:
+        assert worker.ended(60) == 3
+    assert "fault_budget = 2 faults in ten minutes is spent: the environments' process has" in caplog.text
 
 
 def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(broker, caplog):
