@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import redis
 
+from tests.chaos.commands import CHECKPOINT_SECONDS, LEARNER
 from tests.chaos.faults import KILLED, LEARNER_START_SECONDS, WORKER_START_SECONDS
-from tests.chaos.pipeline import CHECKPOINT_SECONDS, LEARNER, Pipeline
+from tests.chaos.pipeline import Pipeline
 from tests.chaos.report import Report
 from tests.chaos.run import GivenUp, started, surprised
 
