@@ -151,6 +151,7 @@ class Learner:
         inference.start()
         try:
             stores = Stores(self.config.store, self.config.replay)
+            self.reporter.store_trouble = stores.trouble.words
             with owned(stores, run, self.directory.path, self.stop):
                 self._check_store(stores)
                 spaces = self._wait_for_spaces(checkpoint)
