@@ -20,6 +20,7 @@ from learner.feed import Batch, ReadyFeed, Versions
 from learner.staleness import Staleness
 from learner.trainer import Metrics, Trainer
 from pipeline.ledger import STORE_LOST, Ledger
+from pipeline.stages import BUSY, STORE, UNROLLS
 from pipeline.stopping import StopToken
 from pipeline.store.codec import Records
 from pipeline.store.interface import Fifo, Item, Put, StoreCounts, StoreFull
@@ -119,6 +120,8 @@ class FifoFeed(ReadyFeed):
         self._space = space
         super().__init__(depth, stop)
 
+    done_is = STORE
+
     def done(self, batch: Batch, metrics: Metrics) -> None:
         with self._ledger.gate:
             if self._keep is None:
@@ -149,11 +152,12 @@ class FifoFeed(ReadyFeed):
         acknowledged, waiting = counts.acknowledged_total + kept, counts.waiting - kept
         return counts._replace(acknowledged_total=acknowledged, waiting=waiting)
 
-    def why_waiting(self) -> str:
-        return "training waits for unrolls: inference and workers are slower"
+    def why_no_sample(self) -> None:
+        return None
 
     def run(self) -> None:
         store = self._make_store()
+        self.stage.enter(BUSY)
         try:
             while not self._stop.stopped:
                 records = np.empty((self._batch_size, self._layout.nbytes), np.uint8)
@@ -161,6 +165,7 @@ class FifoFeed(ReadyFeed):
                 if len(items) == self._batch_size:
                     self.hand_over(self._prepare(items, records))
         finally:
+            self.stage.enter(None)
             store.close()
 
     def _take(self, store: Fifo, records: Records) -> list[Taken]:
@@ -168,7 +173,10 @@ class FifoFeed(ReadyFeed):
         items: list[Taken] = []
         while len(items) < self._batch_size and not self._stop.stopped:
             losses = self._ledger.losses
+            if not self._ledger.waiting_in_store:
+                self.stage.enter(UNROLLS)
             taken = store.take(self._batch_size - len(items), TAKE_SECONDS)
+            self.stage.enter(BUSY)
             if taken and self._booked(store, taken, losses):
                 rows = records[len(items) : len(items) + len(taken)]
                 whole = self._fresh(store, self._whole(store, taken, rows), rows)
@@ -217,5 +225,4 @@ class FifoFeed(ReadyFeed):
 
     def _prepare(self, items: list[Taken], records: Records) -> Batch:
         batch = self._layout.batch(records)
-        versions = Versions.of(batch, 0, self._version())
-        return Batch(self._trainer.prepare(batch), items, versions.valid, versions.oldest, versions.total)
+        return Batch(self._trainer.prepare(batch), items, Versions.of(batch, 0))

@@ -266,7 +266,6 @@ def _replay(context: Context) -> Path:
         depth=config.training.prefetch_batches,
         importance_exponent=config.replay.importance_exponent,
         seed=config.run.seed,
-        version=context.version,
         space=space,
         stop=context.threads_stop,
     )

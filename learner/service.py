@@ -48,14 +48,14 @@ from pipeline.requests import RequestSource
 from pipeline.run_dir import RunDirectory
 from pipeline.sources import BrokerSource, EmbeddedSource
 from pipeline.spaces import Spaces
-from pipeline.stopping import OwnedThread, StopToken
+from pipeline.stopping import OwnedThread, StopToken, hard_end
 from pipeline.store.backends import Stores
 
 log = logging.getLogger(__name__)
 
 CUT_SECONDS = 10.0
 JOIN_SECONDS = 1.0
-DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.2  # of run.drain_timeout_seconds; the rest is for checkpoint and summary
+DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.4  # of what is left of run.drain_timeout_seconds; the rest is for the checkpoint
 
 
 def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToken) -> int:
@@ -73,7 +73,7 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
     began = time.monotonic() - (time.time() - psutil.Process().create_time())  # imports count as start-up
     config = loaded.config
     directory = _directory(loaded, run_dir, resume)
-    with directory.locked() as run:
+    with directory.locked() as run, hard_end(stop, config.run.drain_timeout_seconds):
         checkpoint = load_latest(directory.checkpoints)
         if checkpoint is not None and not resume:
             raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
@@ -151,6 +151,7 @@ class Learner:
         inference.start()
         try:
             stores = Stores(self.config.store, self.config.replay)
+            self.reporter.store_trouble = stores.trouble.words
             with owned(stores, run, self.directory.path, self.stop):
                 self._check_store(stores)
                 spaces = self._wait_for_spaces(checkpoint)
@@ -269,17 +270,22 @@ class Learner:
         self._dismiss(inference)
         self.warm_up.join(JOIN_SECONDS)
         path.release()
-        path.writer.close(time.monotonic() + WRITER_SHARE * self.drain_seconds)
+        path.writer.close(time.monotonic() + WRITER_SHARE * self._left())
         self.threads_stop.stop("drain")
-        deadline = time.monotonic() + WRITER_SHARE * self.drain_seconds + JOIN_SECONDS
+        deadline = time.monotonic() + WRITER_SHARE * self._left() + JOIN_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _dismiss(self, inference: OwnedThread) -> None:
         """Sends the workers home; one that hangs is not waited for so long that checkpoint and summary suffer."""
-        seconds = DISMISSAL_SHARE * self.drain_seconds
+        seconds = DISMISSAL_SHARE * self._left()
         self.inference.dismiss(self.stop.reason or "error", time.monotonic() + seconds)
         inference.join(seconds + JOIN_SECONDS)
+
+    def _left(self) -> float:
+        """Seconds of the drain; the update that was going on at the stop may have taken many, if it was the first."""
+        at = self.stop.at
+        return self.drain_seconds - (0.0 if at is None else min(self.drain_seconds, time.monotonic() - at))
 
     # Evaluation.
 

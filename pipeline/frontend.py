@@ -22,7 +22,9 @@ from pipeline.protocol import Kind, encode
 from pipeline.routing.actions import Say, SendLearner, SendWorker, Settings
 from pipeline.routing.messages import WorkerMessages
 from pipeline.routing.router import Router
+from pipeline.routing.status import StatusBoard
 from pipeline.sockets import Context, Socket, close_bound, worker_facing
+from pipeline.stages import Stage
 from pipeline.traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -86,10 +88,11 @@ class Frontend:
 
     Attributes:
         router: The state machine; its counters also count what could not be sent.
+        board: What STATUS answers.
     """
 
-    def __init__(self, context: Context, config: Config, admission: Admission) -> None:
-        """Binds. ``admission`` is the context's.
+    def __init__(self, context: Context, config: Config, admission: Admission, stage: Stage | None = None) -> None:
+        """Binds. ``admission`` is the context's, ``stage`` a broker process's loop.
 
         Raises:
             ConfigError: see ``pipeline.sockets.worker_facing``.
@@ -100,7 +103,8 @@ class Frontend:
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
         self.router = Router(settings_of(config), secrets.randbits(62))
-        self._messages = WorkerMessages(self.router)
+        self.board = StatusBoard(self.router, stage)
+        self._messages = WorkerMessages(self.router, self.board)
 
     def wait(self, seconds: float) -> None:
         """Returns as soon as a message waits, at the latest after ``seconds``, rounded up to milliseconds."""
@@ -119,6 +123,7 @@ class Frontend:
             for name, number in self._admission.counts().items():
                 counters[name] = number
         self.router.tick(now)
+        self.board.observe(now)
 
     def send(self) -> list[SendLearner]:
         """Sends what the router asked for workers; returns what is for learners, in order.

@@ -55,8 +55,7 @@ class Kind(IntEnum):
     JOIN = 50  # worker, run, hello
     LEFT = 51  # worker, run, reason, report
     REPORT = 52  # worker, run, report: a worker's heartbeat, passed on
-    BROKER = 53  # {"broker": id, "session": n, "workers": n, "busy_percent": n}: answers READY; another session voids
-    # all credit
+    BROKER = 53  # {"broker", "session", "workers", "busy_percent"}: answers READY; another session voids all credit
 
 
 class Cause(IntEnum):

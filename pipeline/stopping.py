@@ -1,22 +1,36 @@
 """How things stop: one token per process, threads that take their owner down, signals.
 
-The first SIGINT or SIGTERM asks for a drain, the second ends the process at once.
+The first SIGINT or SIGTERM asks for a drain, the second ends the process at once. Both are heard while the main thread
+is in C code, as it is for seconds while TensorFlow compiles.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+
+from pipeline.errors import EXIT_FAILED
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK_SECONDS = 0.1
+
 
 class StopToken:
-    """Set once, by whoever is first, with a reason and perhaps the exception that caused it. Thread-safe."""
+    """Set once, by whoever is first, with a reason and perhaps the exception that caused it. Thread-safe.
+
+    Attributes:
+        at: Monotonic seconds of the stop.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -24,12 +38,13 @@ class StopToken:
         self.reason: str | None = None
         self.error: BaseException | None = None
         self.signal: int | None = None
+        self.at: float | None = None
 
     def stop(self, reason: str, error: BaseException | None = None) -> None:
         """Asks everything to stop. Only the first call's reason and error count."""
         with self._lock:
             if self.reason is None:
-                self.reason, self.error = reason, error
+                self.reason, self.error, self.at = reason, error, time.monotonic()
                 self._event.set()
 
     @property
@@ -65,14 +80,69 @@ class OwnedThread(threading.Thread):
 def install_signal_handlers(stop: StopToken) -> None:
     """SIGINT, SIGTERM: the first stops the token with reason ``signal``, the second exits at once with 128 + signal.
 
-    Must be called on the main thread.
+    Must be called on the main thread. A thread of its own hears them: Python runs handlers on the main thread alone,
+    which may be in C code.
     """
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int) -> None:
         if stop.signal is not None:
             os._exit(128 + number)
         stop.signal = number
         stop.stop("signal")
 
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
+    def hear() -> None:
+        while True:
+            if select.select([readable], [], [], LOOK_SECONDS)[0]:
+                for number in os.read(readable, 64):
+                    if number in SIGNALS:
+                        handle(number)
+
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        signal.signal(number, _heard_elsewhere)
+    OwnedThread("signals", hear, stop).start()
+
+
+def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
+    """Python writes the number to the wake-up descriptor only where there is a handler."""
+
+
+@contextmanager
+def hard_end(stop: StopToken, seconds: float) -> Iterator[None]:
+    """Ends the process with exit code 3 where the block goes on for so long after the stop, whatever it is in.
+
+    Must be entered on the main thread.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            if stop.at is not None and time.monotonic() > stop.at + seconds:
+                log.critical(
+                    "not stopped within run.drain_timeout_seconds = %g: still in %s; the last checkpoint is what stays",
+                    seconds,
+                    _place(main),
+                )
+                os._exit(EXIT_FAILED)
+
+    main = threading.get_ident()
+    thread = threading.Thread(target=watch, name="hard end", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _place(thread: int) -> str:
+    """The innermost function of ours that a thread is in."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] in ("learner", "pipeline"):
+            return f"{module}, {frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return "unknown code"

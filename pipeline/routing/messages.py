@@ -26,9 +26,9 @@ MAX_OTHER_BYTES = 1 << 14
 class WorkerMessages:
     """Messages that arrive on the worker-facing socket."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, board: StatusBoard) -> None:
         self._router = router
-        self._board = StatusBoard(router)
+        self._board = board
         self._by_run = router.leases.by_run
         self._joining = Joining(router)
         self._handlers: dict[Kind, Callable[[bytes, Message, float], None]] = {
@@ -138,8 +138,9 @@ class WorkerMessages:
 class LearnerMessages:
     """Messages that arrive on the learner-facing socket."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, board: StatusBoard) -> None:
         self._router = router
+        self._board = board
         self._handlers: dict[Kind, Callable[[Learner, Message, float], None]] = {
             Kind.CREDIT: self._credit,
             Kind.REPLIES: self._replies,
@@ -175,7 +176,12 @@ class LearnerMessages:
         (data,) = fields_of(message, dict)
         learner = self._router.ready(peer, Ready.from_wire(data), now)
         if learner is not None:
-            answer = {"broker": self._router.broker, "session": learner.session, "workers": len(self._router.leases)}
+            answer = {
+                "broker": self._router.broker,
+                "session": learner.session,
+                "workers": len(self._router.leases),
+                "busy_percent": self._board.busy_percent,
+            }
             self._router.tell(learner, Kind.BROKER, answer)
 
     def _credit(self, learner: Learner, message: Message, now: float) -> None:
