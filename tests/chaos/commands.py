@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.chaos.link import Link
+from tests.counter_env import LEAK_BYTES
 from tests.runs import settings
 
 VTRACE, R2D2 = "cartpole_vtrace", "cartpole_r2d2"
@@ -30,7 +31,7 @@ SETTINGS = (
     f"environment.step_timeout_seconds={STEP_TIMEOUT_SECONDS}",
     "environment.reset_timeout_seconds=20",
     "environment.fault_budget=100000",
-    f"environment.max_memory_bytes={384 * 2**20}",
+    f"environment.max_memory_bytes={LEAK_BYTES}",
     "workers.envs=8",
     "workers.reply_timeout_seconds=2",
     "broker.placement=process",
