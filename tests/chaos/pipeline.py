@@ -59,7 +59,6 @@ SETTINGS = (
     "workers.reply_timeout_seconds=2",
     "broker.placement=process",
     "broker.lease_seconds=5",
-    f"checkpoint.interval_seconds={CHECKPOINT_SECONDS}",
     "store.operation_timeout_seconds=2",
 )
 
@@ -84,6 +83,7 @@ class Pipeline:
         folder: For everything, with a short path.
         link: To the host of every other worker; None: all are here.
         redis_server: A binary; default the bundled one.
+        checkpoint_seconds: Between two checkpoints.
 
     Attributes:
         flags: Folder of ``environment.Faulty``.
@@ -92,12 +92,19 @@ class Pipeline:
         look: Called while time passes.
     """
 
-    def __init__(self, folder: Path, link: Link | None = None, redis_server: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        link: Link | None = None,
+        redis_server: Path | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> None:
         self.flags, self.temporary, self.directory = folder / "flags", folder / "tmp", folder / "run"
         self._logs, self._folder = folder / "logs", folder
         for path in (self.flags, self.temporary, self._logs):
             path.mkdir(mode=0o700)
         self.store = Store(folder / "tmp" / "s", redis_server)
+        self.checkpoint_seconds = checkpoint_seconds
         self.surprises: list[str] = []
         self.look: Callable[[], None] = lambda: None
         self._commands = self._command_lines(link)
@@ -314,6 +321,7 @@ class Pipeline:
 
     def _command_lines(self, link: Link | None) -> dict[str, list[str]]:
         values = [*SETTINGS, f"store.url={self.store.url}", f"broker.learner_bind=ipc://{self._folder}/l"]
+        values.append(f"checkpoint.interval_seconds={self.checkpoint_seconds}")
         self._keys: str | None = None
         self._endpoint = f"ipc://{self._folder}/b"
         if link is not None:

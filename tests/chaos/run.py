@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.folders import sweep
 from tests.chaos import faults, link
 from tests.chaos.faults import Fault
-from tests.chaos.pipeline import Pipeline
+from tests.chaos.pipeline import CHECKPOINT_SECONDS, Pipeline
 from tests.chaos.report import Report
 from tests.chaos.watch import Watch
 
@@ -83,11 +83,14 @@ def _catalogue(names: list[str], stack: ExitStack) -> Catalogue:
 
 @contextmanager
 def started(
-    report: Report, to: link.Link | None = None, redis_server: Path | None = None
+    report: Report,
+    to: link.Link | None = None,
+    redis_server: Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Iterator[tuple[Pipeline, Watch]]:
     """A pipeline that trains; at the end it is drained and its books are checked."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
-    with Pipeline(folder, to, redis_server) as pipeline:
+    with Pipeline(folder, to, redis_server, checkpoint_seconds) as pipeline:
         watch = Watch(pipeline)
         pipeline.look = watch.look
         if recovery(pipeline, time.monotonic(), START_SECONDS) is None:
