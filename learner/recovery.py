@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from learner.checkpoint import Checkpoint
 from learner.roster import Frontier, Known, Place, Settled
+from pipeline.errors import UnwrittenError
 from pipeline.ledger import STORE_LOST, Ledger, held_after_assembler
 from pipeline.rows import offset_of
 from pipeline.run_dir import read_json, write_text
@@ -76,6 +77,19 @@ class Versions:
         self._path = path
         found = read_json(path)
         self.reserved = int(found["reserved"]) if found else 0
+
+    def begin(self, version: int) -> int:
+        """The version to go on with after ``version``, of a checkpoint: above all that were published, and reserved.
+
+        Raises:
+            UnwrittenError: the file system refuses.
+        """
+        version = max(version, self.reserved)
+        try:
+            self.reserve(version)
+        except OSError as error:
+            raise UnwrittenError(f"reserving policy versions in {self._path} failed: {error}") from error
+        return version
 
     def reserve(self, version: int) -> None:
         """Makes sure that ``version`` is reserved; writes once in ``RESERVED_VERSIONS`` updates.

@@ -1,7 +1,6 @@
 """How things stop: one token per process, threads that take their owner down, signals.
 
-The first SIGINT or SIGTERM asks for a drain, the second ends the process at once. Both are heard while the main thread
-is in C code, as it is for seconds while TensorFlow compiles.
+The first SIGINT or SIGTERM asks for a drain, the second ends the process at once.
 """
 
 from __future__ import annotations
@@ -80,46 +79,43 @@ class OwnedThread(threading.Thread):
 def install_signal_handlers(stop: StopToken) -> None:
     """SIGINT, SIGTERM: the first stops the token with reason ``signal``, the second exits at once with 128 + signal.
 
-    Must be called on the main thread. A thread of its own hears them: Python runs handlers on the main thread alone,
-    which may be in C code.
+    Must be called on the main thread.
     """
 
-    def handle(number: int) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if stop.signal is not None:
             os._exit(128 + number)
         stop.signal = number
         stop.stop("signal")
 
-    def hear() -> None:
-        while True:
-            if select.select([readable], [], [], LOOK_SECONDS)[0]:
-                for number in os.read(readable, 64):
-                    if number in SIGNALS:
-                        handle(number)
-
-    readable, writable = os.pipe()
-    os.set_blocking(writable, False)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     for number in SIGNALS:
-        signal.signal(number, _heard_elsewhere)
-    OwnedThread("signals", hear, stop).start()
-
-
-def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
-    """Python writes the number to the wake-up descriptor only where there is a handler."""
+        signal.signal(number, handle)
 
 
 @contextmanager
 def hard_end(stop: StopToken, seconds: float) -> Iterator[None]:
     """Ends the process with exit code 3 where the block goes on for so long after the stop, whatever it is in.
 
+    Python runs handlers of signals on the main thread alone. While that is in C code, as it is for seconds where
+    TensorFlow compiles, the time of a first signal is taken here, and a second one exits with 128 + signal.
+
     Must be entered on the main thread.
     """
-    over = threading.Event()
+    main, over = threading.get_ident(), threading.Event()
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
 
     def watch() -> None:
-        while not over.wait(LOOK_SECONDS):
-            if stop.at is not None and time.monotonic() > stop.at + seconds:
+        heard: list[float] = []
+        while not over.is_set():
+            if select.select([readable], [], [], LOOK_SECONDS)[0]:
+                for number in os.read(readable, 64):
+                    if number in SIGNALS:
+                        heard.append(time.monotonic())
+                    if len(heard) > 1:
+                        os._exit(128 + number)
+            began = stop.at if not heard or stop.at is not None else heard[0]
+            if began is not None and time.monotonic() > began + seconds:
                 log.critical(
                     "not stopped within run.drain_timeout_seconds = %g: still in %s; the last checkpoint is what stays",
                     seconds,
@@ -127,14 +123,17 @@ def hard_end(stop: StopToken, seconds: float) -> Iterator[None]:
                 )
                 os._exit(EXIT_FAILED)
 
-    main = threading.get_ident()
     thread = threading.Thread(target=watch, name="hard end", daemon=True)
+    before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+        signal.set_wakeup_fd(before)
+        os.close(readable)
+        os.close(writable)
 
 
 def _place(thread: int) -> str:

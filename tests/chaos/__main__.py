@@ -25,6 +25,9 @@ def main() -> int:
     parser.add_argument(
         "--learner-kills", type=int, default=0, help="instead: kills of the learner until so many were resumed"
     )
+    parser.add_argument(
+        "--while-saving", action="store_true", help="with that: each hits a checkpoint, of which there is one a second"
+    )
     parser.add_argument("--redis-server", type=Path, help="another server than the bundled one")
     parser.add_argument("--list", action="store_true", help="print the faults and their bounds")
     arguments = parser.parse_args()
@@ -33,7 +36,8 @@ def main() -> int:
             print(f"{fault.name:32} {fault.recovery_seconds:4.0f} s")
         return 0
     if arguments.learner_kills:
-        return learner_kills(arguments.learner_kills, arguments.seed, arguments.redis_server)
+        number, seed, redis_server = arguments.learner_kills, arguments.seed, arguments.redis_server
+        return learner_kills(number, seed, redis_server, arguments.while_saving)
     names = [name for name in arguments.faults.split(",") if name]
     seconds = None if arguments.once else arguments.seconds
     return random_faults(seconds, arguments.seed, names, arguments.redis_server, arguments.preset)

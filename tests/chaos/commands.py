@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.launch.processes import BROKER, LEARNER
 from tests.chaos.link import Link
 from tests.counter_env import LEAK_BYTES
 from tests.runs import settings
 
 VTRACE, R2D2 = "cartpole_vtrace", "cartpole_r2d2"
 REPOSITORY = Path(__file__).parents[2]
-LEARNER, BROKER = "learner", "broker"
 WORKERS = 4
 THROUGH_MIDDLE = 0
 """Index of the worker that speaks to the broker through the man in the middle."""

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import psutil
 
+from pipeline.launch.processes import BROKER, LEARNER, STORE
 from tests.chaos import environment
-from tests.chaos.commands import BROKER, CHECKPOINT_SECONDS, JOINING, LEARNER, REPOSITORY
+from tests.chaos.commands import CHECKPOINT_SECONDS, JOINING, REPOSITORY
 from tests.chaos.link import Link
 from tests.chaos.middle import Fate
-from tests.chaos.pipeline import STOP_SECONDS, STORE, Pipeline, pick
+from tests.chaos.pipeline import STOP_SECONDS, Pipeline, pick
 
 Inject = Callable[[Pipeline, random.Random], None]
 

@@ -23,16 +23,15 @@ import redis
 from pipeline.config.tree import SecuritySection
 from pipeline.errors import ProtocolError, UnreachableError
 from pipeline.launch.children import Child
-from pipeline.launch.processes import words
+from pipeline.launch.processes import BROKER, LEARNER, STORE, words
 from pipeline.launch.status import ask
 from pipeline.store.embedded import EmbeddedServer
-from tests.chaos.commands import BROKER, CHECKPOINT_SECONDS, LEARNER, REPOSITORY, VTRACE, plan
+from tests.chaos.commands import CHECKPOINT_SECONDS, REPOSITORY, VTRACE, plan
 from tests.chaos.environment import FLAGS
 from tests.chaos.link import Link
 from tests.chaos.middle import Middle
 from tests.processes import processes_of
 
-STORE = "store"
 TICK_SECONDS = 0.05
 STATUS_SECONDS = 1.0
 STATUS_AGE_SECONDS = 0.15

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tests.chaos.commands import LEARNER
+from pipeline.launch.processes import LEARNER
 from tests.chaos.pipeline import Pipeline
 
 INTERVAL_SECONDS = 3.0
