@@ -22,6 +22,7 @@ from pipeline.protocol import encode
 from pipeline.routing.actions import SendLearner
 from pipeline.routing.messages import LearnerMessages
 from pipeline.sockets import Context, close_bound, endpoint_of, learner_facing
+from pipeline.stages import BUSY, MESSAGES, Stage
 from pipeline.stopping import StopToken
 
 
@@ -37,7 +38,8 @@ class BrokerLoop:
             ConfigError: an endpoint is malformed, taken, or off the loopback without keys.
         """
         self._clock = clock
-        self._frontend = Frontend(context, config, admission)
+        self._stage = Stage("broker", clock)
+        self._frontend = Frontend(context, config, admission, self._stage)
         try:
             monitor = admission.monitor(keys.LEARNERS)
             self._learners = learner_facing(context, config.broker, config.security, monitor)
@@ -46,7 +48,7 @@ class BrokerLoop:
             raise
         self._traffic = admission.traffic(keys.LEARNERS)
         self._router = self._frontend.router
-        self._messages = LearnerMessages(self._router)
+        self._messages = LearnerMessages(self._router, self._frontend.board)
         self._next_tick = clock()
 
     def endpoints(self) -> tuple[str, str]:
@@ -58,6 +60,7 @@ class BrokerLoop:
         poller = zmq.Poller()
         poller.register(self._frontend.socket, zmq.POLLIN)
         poller.register(self._learners, zmq.POLLIN)
+        self._stage.enter(BUSY)
         while not stop.stopped:
             now = self._clock()
             receive(self._learners, self._traffic, self._messages.take, now)
@@ -71,7 +74,9 @@ class BrokerLoop:
             for action in self._frontend.send():
                 self._send_learner(action)
             due = min(self._next_tick, self._router.deadline(now))
+            self._stage.enter(MESSAGES)
             poller.poll(max(0, math.ceil((due - self._clock()) * 1000)))
+            self._stage.enter(BUSY)
 
     def close(self) -> None:
         """Closes both sockets; what is under way has the linger time."""

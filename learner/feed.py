@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from learner.assembler import Unroll
 from learner.trainer import Metrics, Prepared
+from pipeline.stages import BUSY, ROOM, Stage
 from pipeline.stopping import StopToken
 
 QUEUE_SECONDS = 0.2
@@ -29,26 +30,54 @@ class Sink(Protocol):
         """Closes the connection."""
 
 
+class Versions(NamedTuple):
+    """Policy versions of a batch's valid rows.
+
+    Attributes:
+        values: Each once, ascending, int64 ``[K]``; none where no row is valid.
+        rows: How many rows of each, int64 ``[K]``.
+    """
+
+    values: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: dict[str, npt.NDArray[Any]], rows_before: int) -> Versions:
+        """Of rows ``rows_before`` on, in a batch as ``UnrollLayout.batch`` makes it."""
+        valid = batch["valid"][rows_before:].astype(bool)
+        values, rows = np.unique(batch["version"][rows_before:-1][valid].astype(np.int64), return_counts=True)
+        return cls(values, rows.astype(np.int64))
+
+
 class Batch(NamedTuple):
     """A prepared batch and what is booked of it.
 
     Attributes:
         prepared: On the devices.
         handles: The feed's own: what it needs when the batch is done.
-        valid: Valid transitions that are learnt.
-        oldest: Smallest policy version of a valid row; the current one where no row is valid.
-        version_sum: Sum of the policy versions of valid rows.
+        versions: Policy versions of the valid rows that are learnt.
     """
 
     prepared: Prepared
     handles: Any
-    valid: int
-    oldest: int
-    version_sum: int
+    versions: Versions
+
+    @property
+    def valid(self) -> int:
+        """Valid transitions that are learnt."""
+        return int(self.versions.rows.sum())
 
 
 class Feed(Protocol):
-    """Where batches come from."""
+    """Where batches come from.
+
+    Attributes:
+        stage: Of the prefetch thread: takes, decodes and prepares, or waits for unrolls or for room.
+        done_is: What a training thread does in ``done``: waits for the ``STORE``, or is ``BUSY`` with its results.
+    """
+
+    stage: Stage
+    done_is: str
 
     @property
     def waiting(self) -> int:
@@ -66,14 +95,15 @@ class Feed(Protocol):
     def wants_checkpoint(self) -> bool:
         """A checkpoint is due before its time: what waits for it fills the store. Training thread."""
 
-    def why_waiting(self) -> str:
-        """In words, what a training loop without a batch waits for. Any thread."""
+    def why_no_sample(self) -> str | None:
+        """In words, what keeps the limiter from giving a batch; None: nothing, or there is none. Any thread."""
 
 
 class ReadyFeed:
     """The half that feeds share: the bounded hand-over from the prefetch thread to the training thread."""
 
     def __init__(self, depth: int, stop: StopToken) -> None:
+        self.stage = Stage("feed")
         self._ready: queue.Queue[Batch] = queue.Queue(depth)
         self._stop = stop
 
@@ -89,25 +119,11 @@ class ReadyFeed:
 
     def hand_over(self, batch: Batch) -> None:
         """Waits for room, until the token stops. Prefetch thread."""
+        self.stage.enter(ROOM)
         while not self._stop.stopped:
             try:
                 self._ready.put(batch, timeout=QUEUE_SECONDS)
-                return
+                break
             except queue.Full:
                 continue
-
-
-class Versions(NamedTuple):
-    """Policy versions of a batch's valid rows: the smallest (or ``current`` where none is valid), sum, and number."""
-
-    oldest: int
-    total: int
-    valid: int
-
-    @classmethod
-    def of(cls, batch: dict[str, npt.NDArray[Any]], rows_before: int, current: int) -> Versions:
-        """Of rows ``rows_before`` on, in a batch as ``UnrollLayout.batch`` makes it."""
-        valid = batch["valid"][rows_before:].astype(bool)
-        versions = batch["version"][rows_before:-1][valid]
-        oldest = int(versions.min()) if versions.size else current
-        return cls(oldest, int(versions.sum()), int(np.count_nonzero(valid)))
+        self.stage.enter(BUSY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,10 @@ from learner.feed import Batch, ReadyFeed, Versions
 from learner.staleness import Staleness
 from learner.trainer import Metrics, Trainer
 from pipeline.ledger import STORE_LOST, Ledger
+from pipeline.stages import BUSY, STORE, UNROLLS
 from pipeline.stopping import StopToken
 from pipeline.store.codec import Records
-from pipeline.store.interface import Fifo, Item, Put, StoreFull
+from pipeline.store.interface import Fifo, Item, Put, StoreCounts, StoreFull
 from pipeline.unrolls import UnrollLayout
 
 TAKE_SECONDS = 0.2
@@ -63,6 +64,13 @@ class FifoSink:
         self._store.close()
 
 
+class Taken(NamedTuple):
+    """A taken item, and the ledger's ``losses`` when it was: when that is another, no store has the item any more."""
+
+    item: Item
+    losses: int
+
+
 class FifoFeed(ReadyFeed):
     """Takes and prepares batches; acknowledges what an update used.
 
@@ -99,7 +107,7 @@ class FifoFeed(ReadyFeed):
         stop: StopToken,
     ) -> None:
         self._keep = keep
-        self.kept: list[Item] = []  # used by updates that no checkpoint covers yet; training thread
+        self._kept: list[Taken] = []  # used by updates that no checkpoint covers yet; training thread
         self._make_store = make_store
         self._training_store = training_store
         self._layout = layout
@@ -112,31 +120,44 @@ class FifoFeed(ReadyFeed):
         self._space = space
         super().__init__(depth, stop)
 
+    done_is = STORE
+
     def done(self, batch: Batch, metrics: Metrics) -> None:
         with self._ledger.gate:
             if self._keep is None:
-                self._training_store.acknowledge(batch.handles)
+                self._training_store.acknowledge([taken.item for taken in batch.handles])
             else:
-                self.kept += batch.handles
+                self._kept += batch.handles
             self._ledger.trained(batch.valid)
         self._space.set()
 
     def wants_checkpoint(self) -> bool:
-        return self._keep is not None and len(self.kept) >= self._keep
+        return self._keep is not None and len(self._kept) >= self._keep
 
     def acknowledge_kept(self) -> None:
         """A checkpoint covers what was kept. Training thread."""
-        if self.kept:
+        if self._kept:
             with self._ledger.gate:
-                self._training_store.acknowledge(self.kept)
-            self.kept = []
+                self._training_store.acknowledge(self.kept())
+            self._kept = []
             self._space.set()
 
-    def why_waiting(self) -> str:
-        return "training waits for unrolls: inference and workers are slower"
+    def kept(self) -> list[Item]:
+        """What the store holds only because no checkpoint covers its update yet. Training thread."""
+        return [taken.item for taken in self._kept if taken.losses == self._ledger.losses]
+
+    def as_acknowledged(self, counts: StoreCounts) -> StoreCounts:
+        """The store's books as they are once a checkpoint is written: ``kept`` is acknowledged. Training thread."""
+        kept = sum(item.valid for item in self.kept())
+        acknowledged, waiting = counts.acknowledged_total + kept, counts.waiting - kept
+        return counts._replace(acknowledged_total=acknowledged, waiting=waiting)
+
+    def why_no_sample(self) -> None:
+        return None
 
     def run(self) -> None:
         store = self._make_store()
+        self.stage.enter(BUSY)
         try:
             while not self._stop.stopped:
                 records = np.empty((self._batch_size, self._layout.nbytes), np.uint8)
@@ -144,17 +165,22 @@ class FifoFeed(ReadyFeed):
                 if len(items) == self._batch_size:
                     self.hand_over(self._prepare(items, records))
         finally:
+            self.stage.enter(None)
             store.close()
 
-    def _take(self, store: Fifo, records: Records) -> list[Item]:
+    def _take(self, store: Fifo, records: Records) -> list[Taken]:
         """A batch of items, and their records into ``records`` ``[batch_size, layout.nbytes]``; fewer at the stop."""
-        items: list[Item] = []
+        items: list[Taken] = []
         while len(items) < self._batch_size and not self._stop.stopped:
             losses = self._ledger.losses
+            if not self._ledger.waiting_in_store:
+                self.stage.enter(UNROLLS)
             taken = store.take(self._batch_size - len(items), TAKE_SECONDS)
+            self.stage.enter(BUSY)
             if taken and self._booked(store, taken, losses):
                 rows = records[len(items) : len(items) + len(taken)]
-                items += self._fresh(store, self._whole(store, taken, rows), rows)
+                whole = self._fresh(store, self._whole(store, taken, rows), rows)
+                items += [Taken(item, losses) for item in whole]
         return items
 
     def _booked(self, store: Fifo, taken: list[Item], losses: int) -> bool:
@@ -176,7 +202,7 @@ class FifoFeed(ReadyFeed):
     def _whole(self, store: Fifo, items: list[Item], out: Records) -> list[Item]:
         """Those that open, their records to the front of ``out``; the others are dropped and counted."""
         whole = self.damage.open([item.payload for item in items], out, [item.valid for item in items])
-        return self._kept(store, items, whole, DAMAGED)
+        return self._dropped(store, items, whole, DAMAGED)
 
     def _fresh(self, store: Fifo, items: list[Item], out: Records) -> list[Item]:
         """Those that are not stale, their records to the front of ``out``; the others are dropped and counted."""
@@ -184,11 +210,12 @@ class FifoFeed(ReadyFeed):
             return items
         records = out[: len(items)]
         fresh = ~self.staleness.judge(self._layout.view(records), self._version(), time.monotonic())
-        kept = self._kept(store, items, fresh, "stale")
+        kept = self._dropped(store, items, fresh, "stale")
         out[: len(kept)] = records[fresh]
         return kept
 
-    def _kept(self, store: Fifo, items: list[Item], keep: npt.NDArray[np.bool_], reason: str) -> list[Item]:
+    def _dropped(self, store: Fifo, items: list[Item], keep: npt.NDArray[np.bool_], reason: str) -> list[Item]:
+        """Drops and counts those that are not to be kept; the others."""
         gone = [item for item, kept in zip(items, keep, strict=True) if not kept]
         if gone:
             with self._ledger.gate:
@@ -196,7 +223,6 @@ class FifoFeed(ReadyFeed):
                 self._ledger.dropped("prefetch", reason, sum(item.valid for item in gone))
         return [item for item, kept in zip(items, keep, strict=True) if kept]
 
-    def _prepare(self, items: list[Item], records: Records) -> Batch:
+    def _prepare(self, items: list[Taken], records: Records) -> Batch:
         batch = self._layout.batch(records)
-        versions = Versions.of(batch, 0, self._version())
-        return Batch(self._trainer.prepare(batch), items, versions.valid, versions.oldest, versions.total)
+        return Batch(self._trainer.prepare(batch), items, Versions.of(batch, 0))

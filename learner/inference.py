@@ -25,13 +25,14 @@ from learner.collector import Collector
 from learner.exploration import Exploration
 from learner.policies import Acting, PendingRows
 from learner.requests import Opened, StepBatch, join, open_request
-from learner.roster import Refusal, Roster
+from learner.roster import Environments, Refusal, Roster
 from learner.slots import Verdict
 from learner.writer import UnrollWriter
 from pipeline.errors import ProtocolError, SpaceError
 from pipeline.protocol import Cause
 from pipeline.requests import Event, Joined, Left, Reply, Reported, RequestSource, StepRequest
 from pipeline.spaces import Leaf, Spaces
+from pipeline.stages import BUSY, Stage
 from pipeline.stopping import StopToken
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,11 @@ class InFlight(NamedTuple):
 
 class InferenceLoop:
     """The loop's state.
+
+    Attributes:
+        stage: Busy with policy, messages and bookkeeping, or waiting.
+        environments: Of the workers, as they reported last.
+        broker_busy: Busy share of a broker process; None where there is none.
 
     Args:
         make_source: Opens the request source on the loop's own thread.
@@ -100,6 +106,9 @@ class InferenceLoop:
         self._finish_by: float | None = None
         self._ended = threading.Event()
         self._published = 0.0
+        self.stage = Stage("inference")
+        self.environments = Environments(0, 0, None)
+        self.broker_busy: float | None = None
         self.counters: Counter[str] = Counter()
         self.first_step: float | None = None  # monotonic seconds of the first served request
         self.held_back: str | None = None
@@ -109,6 +118,7 @@ class InferenceLoop:
     def serve_with(self, serving: Serving) -> None:
         """The policy is built: workers are admitted from now on."""
         self._serving = serving
+        self.stage.begin()
 
     def at_rest(self, call: Callable[[], T], timeout_seconds: float) -> T:
         """Runs ``call`` between batches: a consistent cut through what the loop's thread owns.
@@ -134,6 +144,8 @@ class InferenceLoop:
     def run(self) -> None:
         """The thread's body."""
         source = self._make_source()
+        source.stage = self.stage
+        self.stage.enter(BUSY)
         try:
             dismissed = False
             while not self._finished(source, dismissed):
@@ -146,6 +158,7 @@ class InferenceLoop:
             if self._serving is not None:
                 self._serving.writer.submit(self._serving.roster.flush())
         finally:
+            self.stage.enter(None)
             self._ended.set()
             self._run_cuts()
             source.close()
@@ -174,6 +187,9 @@ class InferenceLoop:
         now = time.monotonic()
         if now - self._published > PUBLISH_SECONDS:
             self._published = now
+            if self._serving is not None:
+                self.environments = self._serving.roster.environments()
+            self.broker_busy = source.broker_busy
             source.publish(self._status())
 
     def _credit(self, source: RequestSource) -> int:

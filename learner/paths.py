@@ -43,7 +43,7 @@ class Path(NamedTuple):
     Attributes:
         writer: Takes finished unrolls.
         feed: Gives batches.
-        view: The store's books, read on the training thread.
+        view: The store's books, read on the training thread, which holds the ledger's gate where others work.
         begin: Forgets what is in the store, for a run that begins anew. Training thread.
         restore: Closes a predecessor's books. Training thread.
         books: What the path adds to a checkpoint.
@@ -86,11 +86,11 @@ class Context(NamedTuple):
     threads_stop: StopToken
 
 
-def _view(store: Fifo | Replay, counts: Callable[[], tuple[StoreCounts, int]]) -> StoreView:
-    """All of one epoch, whatever Redis does meanwhile; ``counts`` gives the counters and ``lost_total``."""
+def _view(store: Fifo | Replay, counts: Callable[[str], tuple[StoreCounts, int]]) -> StoreView:
+    """All of one epoch, whatever Redis does meanwhile; ``counts`` gives that epoch's counters and ``lost_total``."""
     while True:
         epoch = store.epoch()  # first: where Redis came back with older data, this sees to it
-        read, lost_total = counts()
+        read, lost_total = counts(epoch)
         view = StoreView(epoch, read, by_place(store.stored_index()), lost_total, store.mark())
         if store.epoch() == epoch and store.mark() == view.mark:
             return view
@@ -169,11 +169,9 @@ def _fifo(context: Context) -> Path:
         stop=context.threads_stop,
     )
 
-    def counts() -> tuple[StoreCounts, int]:
-        """As if what was kept for the checkpoint were acknowledged: it is once that is written."""
-        found, kept = store.counts(), sum(item.valid for item in feed.kept)
-        acknowledged, waiting = found.acknowledged_total + kept, found.waiting - kept
-        return found._replace(acknowledged_total=acknowledged, waiting=waiting), 0
+    def counts(epoch: str) -> tuple[StoreCounts, int]:
+        epochs.notice(epoch, 0)  # first: what was kept of another is not in these books
+        return feed.as_acknowledged(store.counts()), 0
 
     def view() -> StoreView:
         return _view(store, counts)
@@ -191,7 +189,7 @@ def _fifo(context: Context) -> Path:
         view=view,
         begin=store.clear,
         restore=restore,
-        books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept]},
+        books=lambda: {"kept": [[item.handle, item.valid] for item in feed.kept()]},
         status=lambda: _damaged(feed.damage) | ({} if staleness is None else {"stale": staleness.status()}),
         saved=feed.acknowledge_kept,
         live={},
@@ -225,7 +223,7 @@ def _sampling(config: Config, ledger: Ledger) -> Sampling:
 def _replay_view(store: Replay) -> StoreView:
     """A replay's books in the FIFO's terms: residents wait, nothing is acknowledged, what is evicted is dropped."""
 
-    def counts() -> tuple[StoreCounts, int]:
+    def counts(epoch: str) -> tuple[StoreCounts, int]:
         found = store.counts()
         same = StoreCounts(found.inserted_total, 0, found.evicted_total, found.resident, found.items)
         return same, found.lost_total
@@ -268,7 +266,6 @@ def _replay(context: Context) -> Path:
         depth=config.training.prefetch_batches,
         importance_exponent=config.replay.importance_exponent,
         seed=config.run.seed,
-        version=context.version,
         space=space,
         stop=context.threads_stop,
     )

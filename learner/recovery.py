@@ -18,21 +18,25 @@ as lost itself.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from learner.checkpoint import Checkpoint
 from learner.roster import Frontier, Known, Place, Settled
+from pipeline.errors import UnwrittenError
 from pipeline.ledger import STORE_LOST, Ledger, held_after_assembler
 from pipeline.rows import offset_of
-from pipeline.run_dir import read_json, write_json
+from pipeline.run_dir import read_json, write_text
 from pipeline.store.interface import StoreCounts
 
 log = logging.getLogger(__name__)
 
 RESERVED_VERSIONS = 256
+VERSIONS_BYTES = 64  # of their file: it never grows
 
 
 class Cut(NamedTuple):
@@ -64,24 +68,60 @@ class Recovered(NamedTuple):
 
 
 class Versions:
-    """Policy versions are never published twice: blocks of them are reserved in a file before they are used."""
+    """Policy versions are never published twice: blocks of them are reserved in a file before they are used.
+
+    The file is overwritten where it stands, which needs no room on the disk.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         found = read_json(path)
         self.reserved = int(found["reserved"]) if found else 0
 
+    def begin(self, version: int) -> int:
+        """The version to go on with after ``version``, of a checkpoint: above all that were published, and reserved.
+
+        Raises:
+            UnwrittenError: the file system refuses.
+        """
+        version = max(version, self.reserved)
+        try:
+            self.reserve(version)
+        except OSError as error:
+            raise UnwrittenError(f"reserving policy versions in {self._path} failed: {error}") from error
+        return version
+
     def reserve(self, version: int) -> None:
-        """Makes sure that ``version`` is reserved; writes at most once in ``RESERVED_VERSIONS`` updates."""
+        """Makes sure that ``version`` is reserved; writes once in ``RESERVED_VERSIONS`` updates.
+
+        Raises:
+            OSError: it could not be, and may not be published.
+        """
         if version >= self.reserved:
-            reserved = version + RESERVED_VERSIONS
-            write_json(self._path, {"reserved": reserved})
-            self.reserved = reserved
+            self._write(version + RESERVED_VERSIONS)
+
+    def after(self, version: int) -> int:
+        """The version after one more update: the next, or the same while no other is reserved."""
+        return version + 1 if version + 1 < self.reserved else version
 
     def release(self, version: int) -> None:
-        """After an orderly stop nothing above ``version`` was published."""
-        self.reserved = version + 1
-        write_json(self._path, {"reserved": self.reserved})
+        """After an orderly stop nothing above ``version`` was published.
+
+        Raises:
+            OSError: it stays as it was.
+        """
+        self._write(version + 1)
+
+    def _write(self, reserved: int) -> None:
+        text = json.dumps({"reserved": reserved}).ljust(VERSIONS_BYTES - 1) + "\n"
+        if not self._path.exists():
+            write_text(self._path, text)
+        else:
+            with self._path.open("r+") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        self.reserved = reserved
 
 
 def by_place(stored_index: Mapping[tuple[int, int], int]) -> Known:

@@ -26,6 +26,7 @@ from learner.replay_index import ReplayIndex, importance_weights
 from learner.trainer import Metrics, Trainer
 from pipeline.config.r2d2 import R2d2Section
 from pipeline.ledger import EVICTED, Ledger
+from pipeline.stages import BUSY, UNROLLS
 from pipeline.stopping import StopToken
 from pipeline.store.interface import Insert, Replay, StoreFull
 from pipeline.unrolls import UnrollLayout
@@ -209,7 +210,6 @@ class ReplayFeed(ReadyFeed):
         depth: Prepared batches that may wait.
         importance_exponent: beta.
         seed: Of the draws.
-        version: Reads the current policy version.
         space: Set after each sample: inserts may go on.
         stop: Ends the thread.
     """
@@ -227,7 +227,6 @@ class ReplayFeed(ReadyFeed):
         depth: int,
         importance_exponent: float,
         seed: int,
-        version: Callable[[], int],
         space: threading.Event,
         stop: StopToken,
     ) -> None:
@@ -241,11 +240,12 @@ class ReplayFeed(ReadyFeed):
         self._batch_size = batch_size
         self._beta = importance_exponent
         self._rng = np.random.default_rng(seed)
-        self._version = version
         self._space = space
         super().__init__(depth, stop)
         # Bounded: one entry per batch in flight, and those are bounded by ``depth``.
         self._updates: deque[tuple[list[int], list[float]]] = deque()
+
+    done_is = BUSY  # it fetches what the update says of each unroll
 
     def done(self, batch: Batch, metrics: Metrics) -> None:
         priorities = metrics.fetch_unrolls()[PRIORITY].astype(np.float64)
@@ -258,11 +258,12 @@ class ReplayFeed(ReadyFeed):
     def wants_checkpoint(self) -> bool:
         return False
 
-    def why_waiting(self) -> str:
-        return f"training {self._sampling.why_no_sample(self._batch_size) or 'waits for the store'}"
+    def why_no_sample(self) -> str | None:
+        return self._sampling.why_no_sample(self._batch_size)
 
     def run(self) -> None:
         store = self._make_store()
+        self.stage.enter(BUSY)
         try:
             while not self._stop.stopped:
                 self._send_priorities(store)
@@ -272,9 +273,12 @@ class ReplayFeed(ReadyFeed):
                     if batch is not None:
                         self.hand_over(batch)
                 else:
+                    self.stage.enter(UNROLLS)
                     self._stop.wait(LIMITED_SECONDS)
+                    self.stage.enter(BUSY)
             self._send_priorities(store)
         finally:
+            self.stage.enter(None)
             store.close()
 
     def _send_priorities(self, store: Replay) -> None:
@@ -303,6 +307,5 @@ class ReplayFeed(ReadyFeed):
             probabilities = np.concatenate([probabilities, chances[usable]])
         batch = self._layout.batch(records)
         batch[IMPORTANCE_WEIGHT] = importance_weights(probabilities, self._beta, self._sampling.index.size)
-        versions = Versions.of(batch, self._rows_before, self._version())
-        prepared = self._trainer.prepare(batch)
-        return Batch(prepared, ids, versions.valid, versions.oldest, versions.total)
+        versions = Versions.of(batch, self._rows_before)
+        return Batch(self._trainer.prepare(batch), ids, versions)

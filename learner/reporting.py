@@ -1,33 +1,36 @@
-"""What a learner says about itself: ``summary.json``, TensorBoard and its part of ``seedmq status``. One thread.
+"""What a learner says about itself: ``summary.json``, TensorBoard and its part of ``seedmq status``.
 
 Definitions: ``agent_steps`` are trained valid transitions; ``seconds`` runs from the first environment step to the last
-update, ``startup_seconds`` before it; rates in the status are over the last interval.
+update, ``startup_seconds`` before it; rates, stages and the bottleneck are over the last interval, at the end over the
+whole run. The reporter's thread, but for what says otherwise.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from learner.episodes import Episodes
 from learner.evaluation import Evaluation
+from learner.events import Events
 from learner.inference import InferenceLoop
 from learner.live import LiveSettings
 from learner.paths import Path
 from learner.training import TrainingLoop
 from learner.writes import Writes
+from pipeline.bottleneck import Facts, Watch, diagnose, to_wire
 from pipeline.ledger import Ledger
 from pipeline.run_dir import RunDirectory, write_json
+from pipeline.stages import ACTIONS, MESSAGES, ROOM, Meter, Shares, Stage
 from pipeline.stopping import StopToken
 
 log = logging.getLogger(__name__)
 
-WAITING_SHARE = 0.5  # of an interval: the training loop waits for unrolls
-REPLAY_EVENTS = ("unrolls", "samples_per_insert", "samples_per_insert_target", "replay_ratio")
+HELD_SHARE = 0.05  # of inference's time: workers are held back
+FIRST_WORKER = "waiting for the first worker"
 
 
 class Parts(NamedTuple):
@@ -52,6 +55,9 @@ class Before(NamedTuple):
 
 class Reporter:
     """Reports every interval, and once at the end.
+
+    Attributes:
+        store_trouble: What keeps the store's connections from it, in words; empty: nothing. Any thread.
 
     Args:
         directory: Where ``summary.json`` and ``events/`` are.
@@ -78,35 +84,49 @@ class Reporter:
         self._interval = interval_seconds
         self._began = began
         self._stop = stop
-        self._last: tuple[float, int, int, float, int] = (time.monotonic(), 0, 0, 0.0, 0)
-        self._idle = False  # no update in the last interval
-        self._status: dict[str, Any] = {"state": "waiting for the first worker"}
+        self.store_trouble: Callable[[], str] = str
+        self._last: tuple[float, int, int] = (time.monotonic(), 0, 0)
         self._rates: dict[str, float] = {}
+        self._shares: Shares = {}
+        self._environments, self._broker = Stage("environments"), Stage("broker")
+        self._meter = Meter([])
+        self._lock = threading.Lock()  # of what follows
+        self._watch = Watch()
+        self._status: dict[str, Any] = {}
+        self._starting: str | None = FIRST_WORKER
 
     def status(self) -> dict[str, Any]:
         """The latest report, for the broker. Any thread."""
-        return self._status
+        now = time.monotonic()
+        with self._lock:
+            if self._starting is not None:
+                self._watch.observe(diagnose(self._facts_of_start(self._starting)), now)
+                return {"state": self._starting, "bottleneck": self._watch.shown(now)}
+            return {**self._status, "bottleneck": self._watch.shown(now)}
 
     def starting(self, words: str) -> None:
         """What the learner does before it trains."""
-        self._status = {"state": words}
+        with self._lock:
+            self._starting = words
         log.info(words)
 
     def run(self, parts: Parts, before: Before) -> None:
         """The thread's body."""
-        writer = tf.summary.create_file_writer(str(self._directory.events))
-        with writer.as_default():
-            while not self._stop.wait(self._interval):
-                parts.live.look()
-                summary = self.report(parts, before, None)
-                self._writes.attempt("events", lambda: _translated(lambda: self._write_events(summary, parts)))  # noqa: B023
-        self._writes.attempt("events", lambda: _translated(writer.close))
+        stages = (parts.inference.stage, parts.path.writer.stage, parts.path.feed.stage, parts.training.stage)
+        self._meter = Meter([self._environments, self._broker, *stages])
+        events = Events(self._directory)
+        while not self._stop.wait(self._interval):
+            parts.live.look()
+            summary = self.report(parts, before, None)
+            self._writes.attempt("events", lambda: events.write(summary, parts.training.lag))  # noqa: B023
+        self._writes.attempt("events", events.close)
 
     def report(self, parts: Parts, before: Before, stop_reason: str | None) -> dict[str, Any]:
         """Writes ``summary.json`` and refreshes the status."""
         summary = self.summary(parts, before, stop_reason)
         self._writes.attempt("summary", lambda: write_json(self._directory.summary, summary))
-        self._status = {"state": "training", **summary}
+        with self._lock:
+            self._status, self._starting = {"state": "training", **summary}, None
         return summary
 
     def summary(self, parts: Parts, before: Before, stop_reason: str | None) -> dict[str, Any]:
@@ -114,10 +134,18 @@ class Reporter:
         started, updated = parts.inference.first_step, training.last_update
         seconds = before.seconds + (max(0.0, updated - started) if started and updated else 0.0)
         steps = parts.ledger.agent_steps
-        self._measure(steps, ledger["taken"], training)
+        if stop_reason is None:
+            self._measure(steps, ledger["taken"], parts)
+            bottleneck = self._watch.shown(time.monotonic())
+        else:
+            self._shares = self._meter.total()
+            found = diagnose(Facts(shares=self._shares))
+            bottleneck = None if found is None else to_wire(found, None)
         metrics = training.metrics.fetch() if training.metrics is not None else {}
         return {
             "stop_reason": stop_reason,
+            "bottleneck": bottleneck,
+            "stages": self._shares,
             "frames": steps * self._frame_skip,
             "agent_steps": steps,
             "seconds": seconds,
@@ -130,8 +158,7 @@ class Reporter:
             "version": training.version,
             **parts.episodes.snapshot(),
             "evaluation": {**parts.evaluations.snapshot(), **parts.evaluation.status()},
-            "policy_lag_mean": training.lag.mean,
-            "policy_lag_max": training.lag.max,
+            **training.lag.status(),
             "loss": metrics.get("loss"),
             "metrics": metrics,
             "rates": self._rates,
@@ -143,61 +170,47 @@ class Reporter:
             **parts.path.status(),
             **self._writes.status(),
             "live": dict(parts.live.values),
-            "waiting_for": self._waiting_for(parts),
             "ledger": ledger,
         }
 
-    def _measure(self, steps: int, taken: int, training: TrainingLoop) -> None:
-        now, (then, steps_then, taken_then, waited, updates_then) = time.monotonic(), self._last
+    def _measure(self, steps: int, taken: int, parts: Parts) -> None:
+        """Rates, shares and the bottleneck of an interval; nothing where it is too short to tell."""
+        now, (then, steps_then, taken_then) = time.monotonic(), self._last
         elapsed = now - then
         if elapsed < self._interval / 2:
             return
+        self._last = (now, steps, taken)
         self._rates = {
             "agent_steps_per_second": (steps - steps_then) / elapsed,
             "environment_steps_per_second": (taken - taken_then) / elapsed,
-            "training_wait_share": min(1.0, (training.wait_seconds - waited) / elapsed),
         }
-        self._idle = training.updates == updates_then
-        self._last = (now, steps, taken, training.wait_seconds, training.updates)
+        inference = parts.inference
+        if inference.environments.busy is not None:
+            self._environments.add(inference.environments.busy, ACTIONS, elapsed)
+        if inference.broker_busy is not None:
+            self._broker.add(inference.broker_busy, MESSAGES, elapsed)
+        self._shares = self._meter.interval()
+        with self._lock:
+            self._watch.observe(diagnose(self._facts(parts, self._shares)), now)
 
-    def _waiting_for(self, parts: Parts) -> str | None:
+    def _facts(self, parts: Parts, shares: Shares) -> Facts:
+        training, evaluating, _ = parts.inference.environments
         held = parts.inference.held_back
-        if held is not None:
-            return f"workers are held back: {held}"
-        starved = self._idle and not parts.path.feed.waiting  # a checkpoint may take what would be waiting time
-        if starved or self._rates.get("training_wait_share", 0.0) > WAITING_SHARE:
-            return parts.path.feed.why_waiting()
-        return None
+        if held is None and shares.get("inference", {}).get(ROOM, 0.0) > HELD_SHARE:
+            held = parts.path.writer.why_full()
+        missing = "only such that evaluate are connected" if evaluating else "none is connected"
+        return Facts(
+            store=self.store_trouble(),
+            workers="" if training else missing,
+            held_back=held or "",
+            sampling=parts.path.feed.why_no_sample() or "",
+            shares=shares,
+        )
 
-    def _write_events(self, summary: dict[str, Any], parts: Parts) -> None:
-        step = summary["frames"]
-        scalars = {
-            "episodes/return_mean": summary["episode_return_mean"],
-            "episodes/length_mean": summary["episode_length_mean"],
-            "episodes/count": summary["episodes"],
-            "evaluation/return_mean": summary["evaluation"]["last_return_mean"],
-            "flow/agent_steps_per_second": self._rates.get("agent_steps_per_second"),
-            "flow/environment_steps_per_second": self._rates.get("environment_steps_per_second"),
-            "flow/training_wait_share": self._rates.get("training_wait_share"),
-            "flow/unrolls_before_the_store": parts.path.writer.backlog,
-            "flow/transitions_in_the_store": summary["ledger"]["waiting"]["store"],
-            "lag/mean": summary["policy_lag_mean"],
-            "lag/max": summary["policy_lag_max"],
-            **{f"replay/{name}": summary["replay"][name] for name in REPLAY_EVENTS if "replay" in summary},
-            **{f"training/{name}": value for name, value in summary["metrics"].items()},
-        }
-        for name, value in scalars.items():
-            if value is not None:
-                tf.summary.scalar(name, value, step=step)
-
-
-def _translated(write: Callable[[], object]) -> None:
-    """Calls it; what TensorFlow's file system refuses is an OSError.
-
-    Raises:
-        OSError: see above.
-    """
-    try:
-        write()
-    except tf.errors.OpError as error:
-        raise OSError(error.message) from error
+    def _facts_of_start(self, words: str) -> Facts:
+        waits = words == FIRST_WORKER
+        return Facts(
+            store=self.store_trouble(),
+            workers="none is connected" if waits else "",
+            learner="" if waits else f"it is {words}",
+        )

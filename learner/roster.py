@@ -48,6 +48,20 @@ class Settled(NamedTuple):
     dropped: dict[str, int]
 
 
+class Environments(NamedTuple):
+    """What admitted workers say.
+
+    Attributes:
+        training: Workers that train.
+        evaluating: Workers that evaluate.
+        busy: Mean share of the last second that training workers' environments stepped; None before the first report.
+    """
+
+    training: int
+    evaluating: int
+    busy: float | None
+
+
 class Roster:
     """Admitted runs.
 
@@ -151,6 +165,13 @@ class Roster:
         member = self.table.get(event.worker, event.run)
         if member is not None:
             member.report = event.report
+
+    def environments(self) -> Environments:
+        """What the admitted workers said last."""
+        members = list(self.table)
+        training = [member for member in members if not self._evaluates(member)]
+        busy = [member.report.busy_percent / 100 for member in training if member.report is not None]
+        return Environments(len(training), len(members) - len(training), sum(busy) / len(busy) if busy else None)
 
     def frontier(self, pending: Known) -> Frontier:
         """Where every training environment stands, also of runs that are not back yet or whose unrolls are being put.

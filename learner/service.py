@@ -14,27 +14,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import psutil
 
-from learner.agent import NETWORK, Agent, build_agent, prepare_devices
+from learner.agent import Agent, build_agent, prepare_devices
 from learner.assembler import Assembler
-from learner.checkpoint import Checkpoint, load_latest, save
+from learner.checkpoint import Checkpoint, load_latest
 from learner.collector import Collector
 from learner.episodes import Episodes
-from learner.evaluation import Evaluation
+from learner.evaluator import Evaluator
 from learner.inference import InferenceLoop, Serving
 from learner.lease import owned
 from learner.live import LiveSettings
-from learner.networks.network import named_variables
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
 from learner.policies import PolicyBySlot, WarmUp
-from learner.recovery import Cut, Recovered, Versions, checkpoint_meta
+from learner.recovery import Recovered, Versions
 from learner.reporting import Before, Parts, Reporter
 from learner.roster import Roster
+from learner.saving import Saver
 from learner.slots import SlotTable
 from learner.trainer import Trainer
 from learner.training import Limits, TrainingLoop
@@ -42,20 +39,19 @@ from learner.writer import UnrollWriter
 from learner.writes import Writes
 from pipeline.config.load import Loaded, config_hash
 from pipeline.config.tree import Config
-from pipeline.errors import EXIT_FINISHED, ConfigError, UnreachableError, UnwrittenError
+from pipeline.errors import EXIT_FINISHED, ConfigError, UnwrittenError
 from pipeline.ledger import Ledger
 from pipeline.requests import RequestSource
 from pipeline.run_dir import RunDirectory
 from pipeline.sources import BrokerSource, EmbeddedSource
 from pipeline.spaces import Spaces
-from pipeline.stopping import OwnedThread, StopToken
+from pipeline.stopping import OwnedThread, StopToken, hard_end
 from pipeline.store.backends import Stores
 
 log = logging.getLogger(__name__)
 
-CUT_SECONDS = 10.0
 JOIN_SECONDS = 1.0
-DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.2  # of run.drain_timeout_seconds; the rest is for checkpoint and summary
+DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.4  # of what is left of run.drain_timeout_seconds; the rest is for the checkpoint
 
 
 def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToken) -> int:
@@ -73,7 +69,7 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
     began = time.monotonic() - (time.time() - psutil.Process().create_time())  # imports count as start-up
     config = loaded.config
     directory = _directory(loaded, run_dir, resume)
-    with directory.locked() as run:
+    with directory.locked() as run, hard_end(stop, config.run.drain_timeout_seconds):
         checkpoint = load_latest(directory.checkpoints)
         if checkpoint is not None and not resume:
             raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
@@ -109,7 +105,6 @@ class Learner:
         self.spaces: Spaces | None = None
         self.spaces_known = threading.Event()
         self.version = 0
-        self.solved_weights: dict[str, npt.NDArray[Any]] = {}  # of the evaluation that solved the task
         self.training: TrainingLoop | None = None
         self.episodes = Episodes(config.run.solved_episodes)
         self.evaluations = Episodes(config.run.solved_episodes)
@@ -139,6 +134,7 @@ class Learner:
         inference.start()
         try:
             stores = Stores(self.config.store, self.config.replay)
+            self.reporter.store_trouble = stores.trouble.words
             with owned(stores, run, self.directory.path, self.stop):
                 self._check_store(stores)
                 spaces = self._wait_for_spaces(checkpoint)
@@ -161,11 +157,17 @@ class Learner:
             live = LiveSettings(config, self.directory.live, path.live)
             live.look()
 
-            def save_all() -> None:
-                self._save(trainer, path, agent.spaces, before)
-
             versions = Versions(self.directory.checkpoints / "versions.json")
-            self.version = max(self.version, versions.reserved)
+            self.version = versions.begin(self.version)
+            # broker -> inference -> policy -> assembler
+            evaluator = Evaluator(config, agent, self.inference)
+            self.evaluation = evaluator.evaluation
+            serving = self._serving(agent, path.writer, recovered, checkpoint is not None)
+            saver = self._saver(trainer, path, agent.spaces, before)
+
+            def save_all() -> None:
+                saver.save(training, evaluator.solved_weights)
+
             self.training = training = TrainingLoop(
                 trainer=trainer,
                 feed=path.feed,
@@ -176,13 +178,12 @@ class Learner:
                 version=self.version,
                 versions=versions,
                 writes=self.writes,
-                evaluate=self._evaluate,
+                evaluate=lambda: evaluator.look(self.roster, self._version()),
                 checkpoint=lambda: self.writes.attempt("checkpoint", save_all),
                 checkpoint_seconds=config.checkpoint.interval_seconds,
                 stop=self.stop,
             )
-            # broker -> inference -> policy -> assembler
-            self.inference.serve_with(self._serving(agent, path.writer, recovered, checkpoint is not None))
+            self.inference.serve_with(serving)
             if checkpoint is None:
                 save_all()  # a learner that dies early is resumed like any other
             else:
@@ -217,11 +218,26 @@ class Learner:
         finally:
             self._drain(path, threads, inference)
 
+    def _saver(self, trainer: Trainer, path: Path, spaces: Spaces, before: Before) -> Saver:
+        return Saver(
+            directory=self.directory.checkpoints,
+            keep=self.config.checkpoint.keep,
+            trainer=trainer,
+            path=path,
+            ledger=self.ledger,
+            inference=self.inference,
+            roster=self.roster,
+            episodes=self.episodes,
+            spaces=spaces,
+            before=before,
+            stop=self.stop,
+            threads_stop=self.threads_stop,
+        )
+
     def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
         assembler = Assembler(agent.layout, config.slots, agent.method.rows_before)
         table = SlotTable(config.slots)
-        self.evaluation = self._evaluation(agent)
         self.warm_up = WarmUp(self.evaluation.policy, self.stop)
         self.roster = Roster(
             spaces=agent.spaces,
@@ -256,47 +272,22 @@ class Learner:
         self._dismiss(inference)
         self.warm_up.join(JOIN_SECONDS)
         path.release()
-        path.writer.close(time.monotonic() + WRITER_SHARE * self.drain_seconds)
+        path.writer.close(time.monotonic() + WRITER_SHARE * self._left())
         self.threads_stop.stop("drain")
-        deadline = time.monotonic() + WRITER_SHARE * self.drain_seconds + JOIN_SECONDS
+        deadline = time.monotonic() + WRITER_SHARE * self._left() + JOIN_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _dismiss(self, inference: OwnedThread) -> None:
         """Sends the workers home; one that hangs is not waited for so long that checkpoint and summary suffer."""
-        seconds = DISMISSAL_SHARE * self.drain_seconds
+        seconds = DISMISSAL_SHARE * self._left()
         self.inference.dismiss(self.stop.reason or "error", time.monotonic() + seconds)
         inference.join(seconds + JOIN_SECONDS)
 
-    # Evaluation.
-
-    def _evaluation(self, agent: Agent) -> Evaluation:
-        fixed = agent.another_network()
-        pairs = list(zip(named_variables(fixed), named_variables(agent.network), strict=True))
-
-        def copy() -> None:
-            for (_, mine), (_, theirs) in pairs:
-                mine.assign(theirs)
-
-        slots = self.config.slots
-        self.fixed_network = fixed
-        policy = agent.policy(slots, self.config.run.seed, fixed)
-        return Evaluation(policy, copy, self.config.evaluation.episodes, slots)
-
-    def _evaluate(self) -> bool:
-        """Takes a finished round and begins the next; whether the task is solved, with its weights kept."""
-        target, result = self.config.evaluation.solved_return, self.evaluation.take()
-        if result is not None and target is not None and result.mean >= target:
-            named = named_variables(self.fixed_network)
-            self.solved_weights = {NETWORK + name: np.array(variable.numpy()) for name, variable in named}
-            log.info("solved: mean return %.2f of %d episodes of fixed weights", result.mean, len(result.returns))
-            return True
-        slots = self.roster.table.evaluating()
-        self.evaluation.keep_to(slots)
-        version = self._version()
-        if len(slots) and self.evaluation.idle and version != self.evaluation.version:
-            self.inference.at_rest(lambda: self.evaluation.begin(self.roster.table.evaluating(), version), CUT_SECONDS)
-        return False
+    def _left(self) -> float:
+        """Seconds of the drain; the update that was going on at the stop may have taken many, if it was the first."""
+        at = self.stop.at
+        return self.drain_seconds - (0.0 if at is None else min(self.drain_seconds, time.monotonic() - at))
 
     # Checkpoints.
 
@@ -310,54 +301,6 @@ class Learner:
         recovered = path.restore(checkpoint)
         log.info("resumed from %s: %d updates", checkpoint.path, checkpoint.meta["updates"])
         return recovered, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]))
-
-    def _save(self, trainer: Trainer, path: Path, spaces: Spaces, before: Before) -> None:
-        training = self.training
-        assert training is not None
-        if not self._enter(self.ledger.gate):
-            return  # the one at the end of the drain is still to come
-        try:
-            view = path.view()
-            path.epochs.notice(view.epoch, view.lost_total)
-            cut = self._cut(path.writer)
-        finally:
-            self.ledger.gate.release()
-        started, updated = self.inference.first_step, training.last_update
-        meta = checkpoint_meta(
-            cut,
-            view,
-            version=training.version,
-            updates=before.updates + training.updates,
-            seconds=before.seconds + (max(0.0, updated - started) if started and updated else 0.0),
-            episodes=self.episodes.count,
-            spaces=spaces.to_wire(),
-            **path.books(),
-        )
-        arrays = {**trainer.snapshot(), **self.solved_weights}
-        save(self.directory.checkpoints, arrays, meta, self.config.checkpoint.keep)
-        training.updates_saved = training.updates
-        path.saved()
-
-    def _enter(self, gate: threading.Lock) -> bool:
-        """Waits for the gate, which the writer holds for as long as Redis is away; False where a stop comes meanwhile.
-
-        Raises:
-            UnreachableError: at the end of the drain.
-        """
-        while not gate.acquire(timeout=JOIN_SECONDS):
-            if self.threads_stop.stopped:
-                raise UnreachableError("no checkpoint at the stop: the store does not answer")
-            if self.stop.stopped:
-                return False
-        return True
-
-    def _cut(self, writer: UnrollWriter) -> Cut:
-        """Ledger and frontier between two inference batches; after the inference thread has ended, as they are."""
-
-        def read() -> Cut:
-            return Cut(self.ledger.snapshot(), self.roster.frontier(writer.pending()), self.roster.settled())
-
-        return self.inference.at_rest(read, CUT_SECONDS)
 
     # Small things.
 

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from learner.episodes import Episodes
 from learner.feed import Batch, Feed
+from learner.lag import Lag
 from learner.recovery import Versions
 from learner.trainer import Metrics, Trainer
 from learner.writes import Writes
 from pipeline.ledger import Ledger
+from pipeline.stages import BATCHES, BUSY, CHECKPOINT, Stage
 from pipeline.stopping import StopToken
 
 WAIT_SECONDS = 0.1
@@ -30,24 +32,6 @@ class Limits(NamedTuple):
     solved_return: float | None
 
 
-class Lag:
-    """Policy lag of valid rows: version at the start of the consuming update minus the version that acted."""
-
-    def __init__(self) -> None:
-        self._sum = 0
-        self._rows = 0
-        self.max = 0
-
-    def add(self, version: int, batch: Batch) -> None:
-        self._sum += version * batch.valid - batch.version_sum
-        self._rows += batch.valid
-        self.max = max(self.max, version - batch.oldest)
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._rows if self._rows else 0.0
-
-
 class TrainingLoop:
     """Counters of the run and the loop itself.
 
@@ -58,7 +42,7 @@ class TrainingLoop:
         episodes: Decides ``solved``.
         limits: When to stop.
         frame_skip: Environment frames per agent step.
-        version: Updates applied before: a resumed run goes on above the largest version ever published.
+        version: Updates applied before, and reserved: a resumed run goes on above the largest version ever published.
         versions: Reserves versions before they are published.
         writes: Goes on where that cannot be written.
         evaluate: Called between updates: whether an evaluation has solved the task.
@@ -101,7 +85,7 @@ class TrainingLoop:
         self.updates_saved = 0  # of them: in a checkpoint
         self.lag = Lag()
         self.last_update: float | None = None  # monotonic seconds
-        self.wait_seconds = 0.0
+        self.stage = Stage("training")
         self.metrics: Metrics | None = None
 
     def run(self, started: Callable[[], float | None]) -> None:
@@ -112,26 +96,31 @@ class TrainingLoop:
         """
         saved = tried = time.monotonic()
         while not self._stop.stopped:
-            began = time.monotonic()
+            self.stage.enter(BATCHES)
             batch = self._feed.get(WAIT_SECONDS)
+            self.stage.enter(BUSY)
             now = time.monotonic()
-            self.wait_seconds += now - began
             if batch is not None:
                 self._update(batch)
             due = now - saved > self._checkpoint_seconds or self._feed.wants_checkpoint()
             if due and (saved == tried or now - tried > min(RETRY_SECONDS, self._checkpoint_seconds)):
+                self.stage.enter(CHECKPOINT)
                 written = self._checkpoint()
+                self.stage.enter(BUSY)
                 tried = time.monotonic()
                 saved = tried if written else saved
             self._judge(started())
+        self.stage.enter(None)
 
     def _update(self, batch: Batch) -> None:
-        self.lag.add(self.version, batch)
+        self.lag.add(self.version, batch.versions)
         frames = self._ledger.agent_steps * self._frame_skip
         self.metrics = self._trainer.update(batch.prepared, frames)
         self._writes.attempt("versions", lambda: self._versions.reserve(self.version + 1))
-        self.version += 1
+        self.version = self._versions.after(self.version)
+        self.stage.enter(self._feed.done_is)
         self._feed.done(batch, self.metrics)
+        self.stage.enter(BUSY)
         self.updates += 1
         self.last_update = time.monotonic()
 

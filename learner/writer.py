@@ -15,6 +15,7 @@ from collections.abc import Callable
 from learner.assembler import Unroll
 from learner.feed import Sink
 from pipeline.rows import offset_of
+from pipeline.stages import BUSY, ROOM, UNROLLS, Stage
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,10 @@ class UnrollWriter:
         make_sink: Opens the sink; called on the writer's own thread.
         limit: Unrolls that may wait here before the inference loop holds back.
         space: Set by whoever makes room in the store (by an acknowledgement, or by samples).
-        why_full: In words, why the store takes no more.
+        why_no_room: In words, why the store takes no more.
+
+    Attributes:
+        stage: Encodes and puts, or waits for unrolls or for room.
     """
 
     def __init__(
@@ -38,10 +42,12 @@ class UnrollWriter:
         make_sink: Callable[[], Sink],
         limit: int,
         space: threading.Event,
-        why_full: Callable[[], str],
+        why_no_room: Callable[[], str],
     ) -> None:
         self._make_sink = make_sink
-        self.why_full = why_full
+        self.stage = Stage("writer")
+        self._why_no_room = why_no_room
+        self._no_room = False  # of the last put
         self._limit = limit
         self._space = space
         self._changed = threading.Condition()
@@ -58,6 +64,10 @@ class UnrollWriter:
     def full(self) -> bool:
         """The inference loop must hold back."""
         return len(self._queue) >= self._limit
+
+    def why_full(self) -> str:
+        """In words, why the backlog does not shrink."""
+        return self._why_no_room() if self._no_room else "unrolls wait to be written to the store"
 
     def pending(self) -> dict[tuple[int, int], int]:
         """(run, offset) -> running index where its first unroll that waits here begins.
@@ -87,11 +97,13 @@ class UnrollWriter:
     def run(self) -> None:
         """The thread's body."""
         sink = self._make_sink()
+        self.stage.enter(BUSY)
         try:
             while (chunk := self._next()) is not None:
                 if chunk:
                     self._put(sink, chunk)
         finally:
+            self.stage.enter(None)
             sink.close()
 
     def _next(self) -> list[Unroll] | None:
@@ -99,7 +111,9 @@ class UnrollWriter:
             if not self._queue:
                 if self._closing_at is not None:
                     return None
+                self.stage.enter(UNROLLS)
                 self._changed.wait(IDLE_SECONDS)
+                self.stage.enter(BUSY)
             elif self._gave_up or (self._closing_at is not None and time.monotonic() > self._closing_at):
                 log.info("%d unrolls did not fit the store at the stop: they stay counted as waiting", len(self._queue))
                 return None
@@ -110,6 +124,7 @@ class UnrollWriter:
             self._space.clear()
             stored = sink.put(unrolls)
             unrolls = unrolls[stored:]
+            self._no_room = bool(unrolls)
             with self._changed:
                 for _ in range(stored):
                     self._queue.popleft()
@@ -118,4 +133,6 @@ class UnrollWriter:
             if self._closing_at is not None:
                 self._gave_up = True
                 return
+            self.stage.enter(ROOM)
             self._space.wait(FULL_POLL_SECONDS)
+            self.stage.enter(BUSY)

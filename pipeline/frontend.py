@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +18,21 @@ import zmq
 from pipeline import keys
 from pipeline.admission import Admission
 from pipeline.config.tree import Config
+from pipeline.protocol import Kind, encode
 from pipeline.routing.actions import Say, SendLearner, SendWorker, Settings
 from pipeline.routing.messages import WorkerMessages
 from pipeline.routing.router import Router
+from pipeline.routing.status import StatusBoard
 from pipeline.sockets import Context, Socket, close_bound, worker_facing
+from pipeline.stages import Stage
 from pipeline.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
 RECEIVE_LIMIT = 512  # messages per call, so that sending gets its turn under load
+PARTING_SECONDS = 1.0
+PROBE_SECONDS = 0.02
+UNREACHABLE = "worker_unreachable"
 Frames = list[zmq.Frame]
 Take = Callable[[bytes, list[Any], float], None]
 POLLIN = int(zmq.POLLIN)
@@ -43,6 +50,7 @@ def settings_of(config: Config) -> Settings:
         max_workers=broker.max_workers,
         min_rows=broker.min_rows,
         max_wait_seconds=broker.max_wait_seconds,
+        settle_seconds=0.0 if broker.placement == "embedded" else broker.lease_seconds,
     )
 
 
@@ -80,10 +88,11 @@ class Frontend:
 
     Attributes:
         router: The state machine; its counters also count what could not be sent.
+        board: What STATUS answers.
     """
 
-    def __init__(self, context: Context, config: Config, admission: Admission) -> None:
-        """Binds. ``admission`` is the context's.
+    def __init__(self, context: Context, config: Config, admission: Admission, stage: Stage | None = None) -> None:
+        """Binds. ``admission`` is the context's, ``stage`` a broker process's loop.
 
         Raises:
             ConfigError: see ``pipeline.sockets.worker_facing``.
@@ -94,7 +103,8 @@ class Frontend:
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
         self.router = Router(settings_of(config), secrets.randbits(62))
-        self._messages = WorkerMessages(self.router)
+        self.board = StatusBoard(self.router, stage)
+        self._messages = WorkerMessages(self.router, self.board)
 
     def wait(self, seconds: float) -> None:
         """Returns as soon as a message waits, at the latest after ``seconds``, rounded up to milliseconds."""
@@ -113,6 +123,7 @@ class Frontend:
             for name, number in self._admission.counts().items():
                 counters[name] = number
         self.router.tick(now)
+        self.board.observe(now)
 
     def send(self) -> list[SendLearner]:
         """Sends what the router asked for workers; returns what is for learners, in order.
@@ -122,14 +133,41 @@ class Frontend:
         for_learners = []
         for action in self.router.take_actions():
             if isinstance(action, SendWorker):
-                self._send_one(action)
+                counter = self._send_one(action)
+                if counter is not None:
+                    self.router.counters[counter] += 1
             elif isinstance(action, Say):
                 log.info("%s", action.text)
             else:
                 for_learners.append(action)
         return for_learners
 
-    def _send_one(self, action: SendWorker) -> None:
+    def close(self) -> None:
+        """Closes the socket when those that were told GOODBYE have hung up, at the latest after ``PARTING_SECONDS``.
+
+        For a worker loses what it has not read when another ends its connection (``ZMQ_IMMEDIATE``). What else is under
+        way has the linger time.
+        """
+        try:
+            if not self.socket.closed:
+                self._part()
+        finally:
+            close_bound(self.socket)
+
+    def _part(self) -> None:
+        """Says GOODBYE again to each until it is gone."""
+        parting, deadline = self.router.parting, time.monotonic() + PARTING_SECONDS
+        while parting and (now := time.monotonic()) < deadline:
+            self.receive(now)
+            self.send()
+            for peer, run in list(parting.items()):
+                if self._send_one(SendWorker(peer, encode(Kind.GOODBYE, run), [])) == UNREACHABLE:
+                    del parting[peer]
+            if parting:
+                self.wait(PROBE_SECONDS)
+
+    def _send_one(self, action: SendWorker) -> str | None:
+        """The counter of why it was not sent, or None."""
         socket = self.socket
         try:
             socket.send(action.peer, SNDMORE | NOBLOCK)
@@ -139,12 +177,9 @@ class Frontend:
             else:
                 socket.send(action.head)
         except zmq.Again:
-            self.router.counters["worker_does_not_read"] += 1
+            return "worker_does_not_read"
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self.router.counters["worker_unreachable"] += 1
-
-    def close(self) -> None:
-        """Closes the socket; what is under way has the linger time."""
-        close_bound(self.socket)
+            return UNREACHABLE
+        return None

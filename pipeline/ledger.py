@@ -179,6 +179,12 @@ class Ledger:
                 self._drop(EVICTED, int(snapshot["evicted"]))
 
     @property
+    def waiting_in_store(self) -> int:
+        """Transitions put and not taken yet."""
+        with self._lock:
+            return self._waiting["store"]
+
+    @property
     def agent_steps(self) -> int:
         """Valid transitions that count as the run's steps: trained ones, or with a replay accepted ones."""
         with self._lock:

@@ -55,7 +55,7 @@ class Kind(IntEnum):
     JOIN = 50  # worker, run, hello
     LEFT = 51  # worker, run, reason, report
     REPORT = 52  # worker, run, report: a worker's heartbeat, passed on
-    BROKER = 53  # {"broker": id, "session": n, "workers": n}: answers READY; another session voids all credit
+    BROKER = 53  # {"broker", "session", "workers", "busy_percent"}: answers READY; another session voids all credit
 
 
 class Cause(IntEnum):
@@ -224,14 +224,16 @@ class Hello(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A worker run's counters, cumulative since the run began.
+    """A worker run's counters, cumulative since the run began, and the worker's faults since it was started.
 
     Attributes:
         taken: Valid transitions taken by the environments (the ledger's ``taken``).
         dropped: Transitions dropped at the worker: reason -> number.
         masked: Rows that are no valid transition's start: final and abandoned ones.
-        faults: Environment faults: kind (``env_errors``, ``env_hangs``, ``non_finite``) -> number.
-        message: The last fault in words.
+        faults: Environment faults: kind (``env_errors``, ``env_hangs``, ``non_finite``) -> number, over all runs of the
+            worker so far.
+        message: The last fault in words, of whatever run.
+        busy_percent: Share of the time since the last report in which it did not wait for actions.
     """
 
     taken: int = 0
@@ -239,6 +241,7 @@ class Report(NamedTuple):
     masked: int = 0
     faults: Mapping[str, int] = MappingProxyType({})
     message: str = ""
+    busy_percent: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         return {**self._asdict(), "dropped": dict(self.dropped), "faults": dict(self.faults)}
@@ -259,4 +262,6 @@ class Report(NamedTuple):
             counts += data[name].values()
         if not all(type(n) is int and 0 <= n < 2**62 for n in counts) or not isinstance(data["message"], str):
             raise ProtocolError("report: counters are integers from 0, message is text")
+        if type(data["busy_percent"]) is not int or not 0 <= data["busy_percent"] <= 100:
+            raise ProtocolError("report: busy_percent is an integer from 0 to 100")
         return cls(**data)._replace(message=data["message"][:2000])

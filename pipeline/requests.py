@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from pipeline.protocol import Cause, Hello, Report
+from pipeline.stages import Stage
 
 
 class StepRequest(NamedTuple):
@@ -73,7 +74,15 @@ Event = Joined | Left | Reported
 
 
 class RequestSource(Protocol):
-    """Where the inference loop gets requests from. Used by the thread that made it, and no other."""
+    """Where the inference loop gets requests from. Used by the thread that made it, and no other.
+
+    Attributes:
+        stage: The loop's: ``poll`` says when it waits, for requests or (without credit) for room.
+        broker_busy: Busy share of a broker process, as it said last; None where there is none.
+    """
+
+    stage: Stage
+    broker_busy: float | None
 
     def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
         """Requests of together at most ``credit`` rows (0: events only), oldest first, and what happened to workers.

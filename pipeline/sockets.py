@@ -5,16 +5,20 @@
 
 Sockets never block: ``send`` and ``recv`` raise ``zmq.Again`` where they would, so waiting is done with a poller and a
 deadline. A connecting socket holds nothing for a peer that is not there (``IMMEDIATE``): until the connection stands,
-and again when it is lost, ``send`` raises ``zmq.Again`` and ``POLLOUT`` says when to go on. Routing ids are made by
-ZeroMQ: the logical worker id travels in HELLO, so two workers with one name never steal each other's messages.
+and again when it is lost, ``send`` raises ``zmq.Again`` and ``POLLOUT`` says when to go on. What was received and not
+read by then is lost too, so a binding side that says its last word waits until the other has hung up
+(``Frontend.close``). Routing ids are made by ZeroMQ: the logical worker id travels in HELLO, so two workers with one
+name never steal each other's messages.
 
 A socket belongs to the thread that made it.
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
+import socket as system_socket
 from pathlib import Path
 
 import zmq
@@ -94,9 +98,15 @@ def learner_facing(
 
 
 def close_bound(socket: Socket) -> None:
-    """Closes a binding socket once; what is under way has the linger time. Nothing goes to its monitor any more."""
+    """Closes a binding socket once; what is under way has the linger time. Nothing goes to its monitor any more.
+
+    The file of an ipc endpoint goes first, while it is certainly its own: nobody takes one where somebody listens.
+    """
     if not socket.closed:
         socket.disable_monitor()
+        path = _ipc_path(endpoint_of(socket))
+        if path is not None:
+            path.unlink(missing_ok=True)
         socket.close()
 
 
@@ -190,6 +200,7 @@ def _router(
 
 def _bound(socket: Socket, key: str, endpoint: str, monitor: str | None) -> Socket:
     try:
+        _make_free(key, endpoint)
         if monitor is not None:
             socket.monitor(monitor, MONITORED)
         socket.bind(endpoint)
@@ -198,7 +209,38 @@ def _bound(socket: Socket, key: str, endpoint: str, monitor: str | None) -> Sock
         socket.close(linger=0)
         reason = "something else listens there" if error.errno == zmq.EADDRINUSE else error.strerror
         raise ConfigError(f"{key} = {endpoint}: {reason}") from error
+    except ConfigError:
+        socket.close(linger=0)
+        raise
     return socket
+
+
+def _ipc_path(endpoint: str) -> Path | None:
+    """The file of an ipc endpoint; None for other endpoints, and for ipc endpoints without one."""
+    scheme, _, address = endpoint.partition("://")
+    return Path(address) if scheme == "ipc" and address[:1] not in ("@", "*") else None
+
+
+def _make_free(key: str, endpoint: str) -> None:
+    """Removes the socket file that a killed process left; ZeroMQ itself would also take one on which another listens.
+
+    Raises:
+        ConfigError: somebody listens there, or it is another kind of file.
+    """
+    path = _ipc_path(endpoint)
+    if path is None:
+        return
+    with system_socket.socket(system_socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        code = probe.connect_ex(os.fsencode(path))
+    if code == errno.ENOENT:
+        return
+    if code != errno.ECONNREFUSED:  # also EAGAIN: there is a queue
+        reason = "something else listens there" if code in (0, errno.EAGAIN) else os.strerror(code)
+        raise ConfigError(f"{key} = {endpoint}: {reason}")
+    if not path.is_socket():
+        raise ConfigError(f"{key} = {endpoint}: {path} is there and is no socket")
+    path.unlink(missing_ok=True)
 
 
 def _set_common(socket: Socket, endpoint: str, broker: BrokerSection, queue: int) -> None:

@@ -23,6 +23,7 @@ from pipeline.requests import Event, Joined, Left, Reply, Reported, StepRequest
 from pipeline.routing.batching import Batcher
 from pipeline.routing.learners import Ready
 from pipeline.sockets import Context, learner_socket
+from pipeline.stages import BUSY, REQUESTS, ROOM, Stage
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class EmbeddedSource:
         self._owns_context = context is None
         self._context: Context = zmq.Context() if context is None else context
         self._clock = clock
+        self.stage = Stage("inference", clock)
+        self.broker_busy: float | None = None
         self._events: list[Event] = []
         self._roll = Roll()
         self._admission = Admission(self._context, config.broker, config.security)
@@ -148,7 +151,9 @@ class EmbeddedSource:
             wait = min(deadline, self._next_tick, router.deadline(now)) - self._clock()
             if self._clock() >= deadline:
                 return [], []
+            self.stage.enter(REQUESTS if credit else ROOM)
             self._frontend.wait(wait)
+            self.stage.enter(BUSY)
 
     def reply(self, replies: list[Reply]) -> None:
         """See ``RequestSource.reply``."""
@@ -220,6 +225,8 @@ class BrokerSource:
         """
         self._owns_context = context is None
         self._context: Context = zmq.Context() if context is None else context
+        self.stage = Stage("inference", clock)
+        self.broker_busy: float | None = None
         self._clock = clock
         self._socket = learner_socket(self._context, config.broker, config.security)
         self._poller = zmq.Poller()
@@ -252,7 +259,9 @@ class BrokerSource:
                 return [], []
             self._grant(credit)
             wait = min(deadline, self._next_ready) - self._clock()
+            self.stage.enter(REQUESTS if credit else ROOM)
             self._poller.poll(max(0, math.ceil(wait * 1000)))
+            self.stage.enter(BUSY)
 
     def reply(self, replies: list[Reply]) -> None:
         """See ``RequestSource.reply``. What cannot be sent is counted: the workers will repeat their requests."""
@@ -365,6 +374,8 @@ class BrokerSource:
         (status,) = fields_of(message, dict)
         if status.get("refused"):
             raise ComponentError(f"the broker refused this learner: {str(status['refused'])[:300]}")
+        busy = status.get("busy_percent")
+        self.broker_busy = busy / 100 if type(busy) is int and 0 <= busy <= 100 else None
         session = (status.get("broker", 0), status.get("session", 0))
         if session != self._session:
             if self._session is not None:

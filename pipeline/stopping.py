@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+
+from pipeline.errors import EXIT_FAILED
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK_SECONDS = 0.1
+
 
 class StopToken:
-    """Set once, by whoever is first, with a reason and perhaps the exception that caused it. Thread-safe."""
+    """Set once, by whoever is first, with a reason and perhaps the exception that caused it. Thread-safe.
+
+    Attributes:
+        at: Monotonic seconds of the stop.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -24,12 +37,13 @@ class StopToken:
         self.reason: str | None = None
         self.error: BaseException | None = None
         self.signal: int | None = None
+        self.at: float | None = None
 
     def stop(self, reason: str, error: BaseException | None = None) -> None:
         """Asks everything to stop. Only the first call's reason and error count."""
         with self._lock:
             if self.reason is None:
-                self.reason, self.error = reason, error
+                self.reason, self.error, self.at = reason, error, time.monotonic()
                 self._event.set()
 
     @property
@@ -74,5 +88,60 @@ def install_signal_handlers(stop: StopToken) -> None:
         stop.signal = number
         stop.stop("signal")
 
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
+    for number in SIGNALS:
+        signal.signal(number, handle)
+
+
+@contextmanager
+def hard_end(stop: StopToken, seconds: float) -> Iterator[None]:
+    """Ends the process with exit code 3 where the block goes on for so long after the stop, whatever it is in.
+
+    Python runs handlers of signals on the main thread alone. While that is in C code, as it is for seconds where
+    TensorFlow compiles, the time of a first signal is taken here, and a second one exits with 128 + signal.
+
+    Must be entered on the main thread.
+    """
+    main, over = threading.get_ident(), threading.Event()
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+
+    def watch() -> None:
+        heard: list[float] = []
+        while not over.is_set():
+            if select.select([readable], [], [], LOOK_SECONDS)[0]:
+                for number in os.read(readable, 64):
+                    if number in SIGNALS:
+                        heard.append(time.monotonic())
+                    if len(heard) > 1:
+                        os._exit(128 + number)
+            began = stop.at if not heard or stop.at is not None else heard[0]
+            if began is not None and time.monotonic() > began + seconds:
+                log.critical(
+                    "not stopped within run.drain_timeout_seconds = %g: still in %s; the last checkpoint is what stays",
+                    seconds,
+                    _place(main),
+                )
+                os._exit(EXIT_FAILED)
+
+    thread = threading.Thread(target=watch, name="hard end", daemon=True)
+    before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        signal.set_wakeup_fd(before)
+        os.close(readable)
+        os.close(writable)
+
+
+def _place(thread: int) -> str:
+    """The innermost function of ours that a thread is in."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] in ("learner", "pipeline"):
+            return f"{module}, {frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return "unknown code"

@@ -20,6 +20,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 NUMBERS = 2**20
+LEAK_BYTES = 300 * 2**20
+
+_leaked: list[bytes] = []
 
 
 def _box() -> spaces.Box:
@@ -34,7 +37,8 @@ class CounterEnv(gymnasium.Env):
         kind: ``box``, ``dict`` or ``tuple``.
         ends: ``terminated``, ``truncated`` or ``both``.
         fault: What happens at step ``at`` of episode ``episode``: ``raise``, ``hang`` (Python), ``hang_gil`` (C, holds
-            the GIL), ``exit``, ``segfault``, ``nan`` (observation), ``nan_reward``, ``shape``; ``hang_reset``: at the
+            the GIL), ``exit``, ``segfault``, ``nan`` (observation), ``nan_reward``, ``shape``, ``leak`` (of
+            ``LEAK_BYTES``); ``hang_reset``: at the
             reset of that episode; ``fork``: no fault, at every step a process that ends at once.
         once: A file: the fault happens only while it does not exist, and makes it.
         float64_reset: The reset observation comes as float64.
@@ -139,6 +143,8 @@ def misbehave(fault: str, observation: Any, reward: float) -> tuple[Any, float]:
         return np.full_like(observation, np.nan), reward
     if fault == "nan_reward":
         return observation, float("inf")
+    if fault == "leak":
+        _leaked.append(b"x" * LEAK_BYTES)
     if fault == "shape":
         return np.zeros(len(observation) + 1, np.float32), reward
     return observation, reward

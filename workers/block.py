@@ -8,8 +8,10 @@ phase with an old time.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from enum import IntEnum
 from multiprocessing.context import SpawnContext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,7 +68,7 @@ class At(IntEnum):
     DONE = 12  # the session ended in order
     ACTION_LENGTH = 13
     TEXT_LENGTH = 14
-    STOP = 15  # supervisor -> child: drain
+    STOP = 15  # supervisor -> child: drain (1); the child drains for that (2) and for no other reason
     WELCOMED = 16  # the broker has taken the HELLO
     BYE = 17  # the broker has booked BYE
     ACTION_KIND = 18  # numpy's character for the actions' dtype
@@ -145,11 +147,11 @@ class Block:
         """The same error in the supervisor; None where there was none."""
         return ERRORS[self.numbers[At.FATAL] - 1](self.text()) if self.numbers[At.FATAL] else None
 
-    def report(self, faults: dict[str, int] | None = None, message: str = "") -> Report:
-        """The run's counters so far, with faults that the supervisor knows of."""
+    def report(self, faults: Mapping[str, int] = MappingProxyType({}), message: str = "") -> Report:
+        """The run's counters so far, with the faults of the runs before it and the last fault in words."""
         numbers = self.numbers
         dropped = {"non_finite": int(numbers[At.DROPPED])} if numbers[At.DROPPED] else {}
-        counted = dict(faults or {})
+        counted = dict(faults)
         if numbers[At.NON_FINITE]:
-            counted["non_finite"] = int(numbers[At.NON_FINITE])
+            counted["non_finite"] = counted.get("non_finite", 0) + int(numbers[At.NON_FINITE])
         return Report(int(numbers[At.TAKEN]), dropped, int(numbers[At.MASKED]), counted, message[:2000])

@@ -28,6 +28,7 @@ from pipeline.config.load import config_hash
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, EnvironmentFailure, ProtocolError, SeedmqError
 from pipeline.protocol import Hello
+from pipeline.stages import ACTIONS, BUSY, Stage, shares
 from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 from workers.block import At, Block, Phase
 from workers.environments import make_group, seeds_of
@@ -41,6 +42,7 @@ FAULT_EXIT = 10
 PULSE_SECONDS = 0.2  # between signs of life while a group of slow environments steps
 POLL_SECONDS = 0.1  # how soon a stop of the supervisor is seen, and a deadline at the latest
 PR_SET_PDEATHSIG = 1
+MEASURED_SECONDS = 0.5  # at least, between two measurements of the share that is busy
 MAX_ENVIRONMENTS = 2**16  # of one worker: see pipeline.rows.environment_id
 POLLIN, SNDMORE = int(zmq.POLLIN), int(zmq.SNDMORE)  # the enumeration's own operators are slow
 
@@ -56,6 +58,8 @@ class Assignment:
         worker: Index that an earlier child held, or -1.
         generation: Children before this one.
         reports: Last words of earlier runs: run -> ``Report.to_wire()``.
+        faults: Of the children before this one: kind -> number.
+        last_fault: The last of them in words.
         block: Shared memory.
         dump: File for stacks.
         logs: Logging settings.
@@ -68,6 +72,8 @@ class Assignment:
     worker: int
     generation: int
     reports: dict[str, Any]
+    faults: dict[str, int]
+    last_fault: str
     block: Block
     dump: str
     logs: logs.Settings
@@ -123,6 +129,8 @@ class Worker:
         self._assignment = assignment
         self._block = assignment.block
         self._block.numbers[At.WORKER] = assignment.worker
+        self._stage = Stage("environments")
+        self._measured, self._measured_at, self._busy_percent = self._stage.seconds(), time.monotonic(), 0
         self._seeds: list[Any] = []
         self._steps = [0] * self._config.workers.groups
         self._pulse_at = self._tick_at = 0.0
@@ -148,6 +156,7 @@ class Worker:
         Raises:
             SeedmqError: what the session failed with. And what environments raise.
         """
+        self._stage.enter(BUSY)
         try:
             while self._finish is None:
                 self._turn()
@@ -171,6 +180,7 @@ class Worker:
             self._wait_until(self._tick_at)
         self._converse()
         if self._block.numbers[At.STOP] and not self._session.stopping:
+            self._block.numbers[At.STOP] = 2
             self._perform(self._session.drain("asked to stop", time.monotonic()))
 
     def _converse(self) -> None:
@@ -225,7 +235,9 @@ class Worker:
         """Waits for a message, or for room where messages wait to be sent."""
         timeout = deadline - time.monotonic()
         if timeout > 0:
+            self._stage.enter(ACTIONS)
             self._socket.poll(max(1, int(timeout * 1000)), zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
+            self._stage.enter(BUSY)
         self._flush()
 
     def _receive(self) -> None:
@@ -306,7 +318,13 @@ class Worker:
             numbers[At.NON_FINITE] += after.non_finite - before.non_finite
 
     def _report(self) -> protocol.Report:
-        return self._block.report()
+        now = time.monotonic()
+        if now - self._measured_at >= MEASURED_SECONDS:
+            seconds = self._stage.seconds()
+            self._busy_percent = round(100 * shares(seconds, self._measured).get(BUSY, 0.0))
+            self._measured, self._measured_at = seconds, now
+        report = self._block.report(self._assignment.faults, self._assignment.last_fault)
+        return report._replace(busy_percent=self._busy_percent)
 
     def _make_groups(self) -> list[Group]:
         self._block.enter(Phase.MAKING)

@@ -5,7 +5,8 @@ long the child has been where it is, has a stuck stack written by faulthandler (
 C code holds the GIL), kills the child and starts another, within a budget.
 
 Stop order: the stop token asks the child to drain (deliver, BYE, GOODBYE); what is left after
-``run.drain_timeout_seconds`` is killed, and its last counters are told to the broker.
+``run.drain_timeout_seconds`` is killed, and its last counters are told to the broker. A child that has grown
+above ``environment.max_memory_bytes`` is asked the same, and another takes its place.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import random
 import secrets
 import signal
 import time
+from collections import Counter
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 
 from pipeline import logs
 from pipeline.config.tree import Config
@@ -40,11 +43,12 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 DUMP_SECONDS = 2.0
+MEMORY_SECONDS = 0.5
 MAX_REPORTS = 8  # in one HELLO, whose head is bounded
 
 
 class Fault(NamedTuple):
-    """Why a child ended that should not have: ``env_errors``, ``env_hangs`` or ``fatal``, and in words."""
+    """Why a child had to end: ``env_errors``, ``env_hangs``, ``env_memory`` or ``fatal``, and in words."""
 
     kind: str
     message: str
@@ -68,18 +72,22 @@ def supervise(config: Config, stop: StopToken) -> int:
 
 
 class Supervisor:
-    """See the module's docstring. ``env_hangs`` and ``env_errors`` count faults over all children."""
+    """See the module's docstring.
+
+    Attributes:
+        faults: Of all children: kind (``env_hangs``, ``env_errors``, ``env_memory``, ``non_finite``) -> number.
+    """
 
     def __init__(self, config: Config, stop: StopToken) -> None:
         self.worker_id = config.workers.id or f"{platform.node()}-{os.getpid()}"
-        self.env_hangs = 0
-        self.env_errors = 0
+        self.faults: Counter[str] = Counter()
         self._config = config
         self._stop = stop
         self._context = multiprocessing.get_context("spawn")
         self._budget = RestartBudget(config.environment.fault_budget)
         self._worker = -1
         self._generation = 0
+        self._last_fault = ""
         self._reports: dict[int, Report] = {}  # last words of dead runs that the broker has not heard
 
     def run(self) -> None:
@@ -120,6 +128,8 @@ class Supervisor:
             worker=self._worker,
             generation=self._generation,
             reports={str(dead): report.to_wire() for dead, report in self._reports.items()},
+            faults=dict(self.faults),
+            last_fault=self._last_fault,
             block=block,
             dump=str(dump),
             logs=logs.current(),
@@ -140,23 +150,36 @@ class Supervisor:
     def _watch(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
         """Until the child ends or is to be killed."""
         kill_at: float | None = None
-        suspect = -1
+        suspect, large = -1, 0
+        scale = _Scale(process.pid, self._config.environment.max_memory_bytes)
         while not connection.wait([process.sentinel], POLL_SECONDS):
             now = time.monotonic()
-            if self._stop.stopped and kill_at is None:
-                block.numbers[At.STOP] = 1
-                making = block.phase is Phase.MAKING  # nothing is taken, and nobody has heard of it
-                kill_at = now + (0.0 if making else self._config.run.drain_timeout_seconds)
+            if kill_at is None:
+                large = scale.above(now)
+                if large or self._stop.stopped:
+                    block.numbers[At.STOP] = 1
+                    making = block.phase is Phase.MAKING  # nothing is taken, and nobody has heard of it
+                    kill_at = now + (0.0 if making else self._config.run.drain_timeout_seconds)
             if kill_at is not None and now >= kill_at:
                 log.warning("worker %s: not drained in time (%s): killed", self.worker_id, self._place(block))
-                return None
+                return self._too_large(large)
             since = block.numbers[At.SINCE]
             if now - block.since_seconds <= self._timeout(block.phase):
                 continue
             if suspect == since:  # seen twice, so it is no half-written pair of time and phase
                 return self._hung(process, block, dump)
             suspect = since
-        return self._ended(process, block, dump)
+        return self._ended(process, block, dump, large)
+
+    def _too_large(self, nbytes: int) -> Fault | None:
+        """Why a child was told to end; None where it is the whole worker that ends."""
+        if not nbytes or self._stop.stopped:
+            return None
+        self.faults["env_memory"] += 1
+        most = self._config.environment.max_memory_bytes
+        return Fault(
+            "env_memory", f"the environments' process has {nbytes} bytes, above environment.max_memory_bytes = {most}"
+        )
 
     def _timeout(self, phase: Phase) -> float:
         environment = self._config.environment
@@ -170,14 +193,14 @@ class Supervisor:
         stack = self._stack(process, dump)
         message = f"hung for {seconds:.1f} s in {self._place(block)}"
         log.error("worker %s: %s; its stack:\n%s", self.worker_id, message, stack)
-        self.env_hangs += 1
+        self.faults["env_hangs"] += 1
         # All is delivered and booked when environments are closed: there is nothing to start anew for.
         return None if block.numbers[At.DONE] else Fault("env_hangs", message)
 
-    def _ended(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
+    def _ended(self, process: SpawnProcess, block: Block, dump: Path, large: int) -> Fault | None:
         process.join(5.0)
         if block.numbers[At.DONE]:
-            return None
+            return self._too_large(large) if block.numbers[At.STOP] == 2 else None
         text = block.text()
         if block.numbers[At.FATAL]:
             return Fault("fatal", text)
@@ -187,7 +210,7 @@ class Supervisor:
             text = f"the process ended with {how} in {self._place(block)}"
             if stack := _read(dump):
                 log.error("worker %s: %s; its stack:\n%s", self.worker_id, text, stack)
-        self.env_errors += 1
+        self.faults["env_errors"] += 1
         return Fault("env_errors", text)
 
     def _settle(self, run: int, block: Block, fault: Fault | None) -> None:
@@ -195,9 +218,12 @@ class Supervisor:
         if block.numbers[At.WELCOMED]:
             self._reports.clear()  # they were in its HELLO
         self._worker = int(block.numbers[At.WORKER])
+        if fault is not None:
+            self._last_fault = fault.message
+        report = block.report(self.faults, self._last_fault)
         if not block.numbers[At.BYE]:
-            faults = {} if fault is None or block.numbers[At.FATAL] else {fault.kind: 1}
-            self._reports[run] = block.report(faults, "" if fault is None else fault.message)
+            self._reports[run] = report
+        self.faults = Counter(report.faults)
         while len(self._reports) > MAX_REPORTS:  # at most one of them took steps
             del self._reports[min(self._reports, key=lambda dead: self._reports[dead].taken)]
 
@@ -224,6 +250,25 @@ class Supervisor:
         if block.phase not in (Phase.RESET, Phase.STEP):
             return words
         return f"{words}, step {numbers[At.STEP]}, seed {numbers[At.SEED]}, last actions {_words(block)}"
+
+
+class _Scale:
+    """Looks now and then how large a process is."""
+
+    def __init__(self, pid: int | None, most_bytes: int | None) -> None:
+        self._process = None if pid is None or most_bytes is None else psutil.Process(pid)
+        self._most, self._next = most_bytes or 0, 0.0
+
+    def above(self, now: float) -> int:
+        """Its resident set in bytes, if that is above the bound, else 0."""
+        if self._process is None or now < self._next:
+            return 0
+        self._next = now + MEMORY_SECONDS
+        try:
+            nbytes: int = self._process.memory_info().rss
+        except psutil.NoSuchProcess:
+            return 0  # it has ended, as its sentinel says at once
+        return nbytes if nbytes > self._most else 0
 
 
 def _words(block: Block) -> str:

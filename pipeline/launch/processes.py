@@ -220,7 +220,7 @@ class Supervisor:
         if self._killed_at is None and name == LEARNER:
             self._terminate_workers_at = now + WORKER_GRACE_SECONDS
             if code != EXIT_FINISHED and code not in _STOPPED:
-                self._fail(name, f"{name} ended with {words(code)} while the run was stopping")
+                self._fail(name, f"{name} ended with {words(code)} while the run was stopping", code)
                 return self._without_learner(now) + self._advance(now)
         return self._advance(now)
 
@@ -274,10 +274,11 @@ class Supervisor:
         self.phase = Phase.FINISHED
         return [self.finish]
 
-    def _fail(self, culprit: str, reason: str) -> None:
+    def _fail(self, culprit: str, reason: str, code: int = EXIT_FAILED) -> None:
         """An end that was clean so far becomes a failed one; what failed first stays the reason."""
         if self.finish.culprit is None:
-            self.finish = Finish(EXIT_FAILED, culprit, reason)
+            known = code in (EXIT_USAGE, EXIT_UNREACHABLE)
+            self.finish = Finish(code if known else EXIT_FAILED, culprit, reason)
 
 
 def _state(component: _Component) -> str:

@@ -70,9 +70,7 @@ class Progress:
 
 def line(summary: Summary, limits: RunSection) -> str:
     """The run in one line."""
-    return ", ".join(
-        value if name in ("time", "now") else f"{name} {value}" for name, value in _figures(summary, limits)
-    )
+    return ", ".join(value if name == "time" else f"{name} {value}" for name, value in _figures(summary, limits))
 
 
 def ending(summary: Summary | None, seconds: float) -> str:
@@ -131,11 +129,11 @@ def _figures(summary: Summary, limits: RunSection) -> list[tuple[str, str]]:
         ("updates", _count(summary, "updates")),
         ("lag", _decimal(summary, "policy_lag_mean")),
     ]
-    left, waiting = seconds_left(summary, limits), summary.get("waiting_for")
+    left, bottleneck = seconds_left(summary, limits), summary.get("bottleneck")
     if left is not None:
         figures.append(("left", duration(left)))
-    if waiting:
-        figures.append(("now", str(waiting)))
+    if isinstance(bottleneck, Mapping):
+        figures.append(("bottleneck", str(bottleneck.get("component"))))
     return figures
 
 

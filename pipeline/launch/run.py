@@ -50,6 +50,7 @@ from pipeline.launch.processes import (
 )
 from pipeline.launch.progress import Progress, ending
 from pipeline.launch.signals import Signals
+from pipeline.launch.status_text import bottleneck_lines
 from pipeline.run_dir import RunDirectory, write_json, write_text
 from pipeline.store.embedded import EmbeddedServer
 
@@ -174,6 +175,8 @@ class _Launch:
                 summary["stop_reason"] = "error"
                 self._rewrite(summary)
         click.echo(ending(summary, seconds))
+        if summary is not None and (lines := bottleneck_lines(summary.get("bottleneck"))):
+            click.echo("; ".join(lines))
         click.echo(f"run directory: {self._directory.path}")
         if summary is not None:
             click.echo(f"evaluate it:   seedmq eval {shlex.quote(str(self._directory.path))}")

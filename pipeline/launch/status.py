@@ -24,6 +24,7 @@ from pipeline.stopping import StopToken, install_signal_handlers
 
 ANSWER_SECONDS = 5.0
 WATCH_SECONDS = 1.0
+WIDTH = 200  # columns, where no terminal says how many it has
 
 Status = dict[str, Any]
 
@@ -52,8 +53,13 @@ def show(run_dir: Path | None, broker: str | None, security: SecuritySection, wa
     if as_json:
         click.echo(json.dumps(status))
     else:
-        Console().print(status_text.render(status))
+        _console().print(status_text.render(status))
     return EXIT_FINISHED
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
 
 
 def ask(endpoint: str, security: SecuritySection, timeout_seconds: float = ANSWER_SECONDS) -> Status:
@@ -121,13 +127,18 @@ def _ended(directory: RunDirectory) -> Status | None:
     summary = directory.read_summary()
     if summary is None or summary.get("stop_reason") is None:
         return None
-    return {"run_directory": str(directory.path), "ended": summary["stop_reason"], "summary": summary}
+    return {
+        "run_directory": str(directory.path),
+        "ended": summary["stop_reason"],
+        "bottleneck": summary.get("bottleneck"),
+        "summary": summary,
+    }
 
 
 def _watch(read: Callable[[], Status], as_json: bool) -> int:
     stop = StopToken()
     install_signal_handlers(stop)
-    with Live(console=Console(), auto_refresh=False) as live:
+    with Live(console=_console(), auto_refresh=False) as live:
         while not stop.stopped:
             try:
                 status = read()

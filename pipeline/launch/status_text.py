@@ -9,7 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.launch.progress import duration
+from pipeline.stages import BUSY, in_order
+
 MAX_ROWS = 40
+SHOWN_ABOVE = ("state", "bottleneck", "stages")
 
 Status = Mapping[str, Any]
 
@@ -18,36 +22,26 @@ def render(status: Status) -> RenderableType:
     """A run's or broker's status, or the end of a run."""
     if "ended" in status:
         head = Text(f"{status['run_directory']} has ended: {status['ended']}", style="bold")
-        return Group(head, _figures(_mapping(status.get("summary"))))
+        summary = _mapping(status.get("summary"))
+        return Group(head, _bottleneck(status, {}), _stages(_mapping(summary.get("stages"))), _figures(summary))
     learner = _mapping(status.get("learner"))
-    parts: list[RenderableType] = [_head(status), _waiting(status, learner), _learners(status), _workers(status)]
+    stages = _stages(_mapping(status.get("stages")))
+    parts: list[RenderableType] = [_head(status), _bottleneck(status, learner), stages]
+    parts += [_learners(status), _workers(status)]
     if learner:
         parts.append(_figures(learner))
     return Group(*parts)
 
 
-def who_waits(status: Status) -> list[str]:
-    """Who waits for whom, in sentences; empty where nobody has to."""
-    waits = []
-    learner = _mapping(status.get("learner"))
-    if not _items(status.get("learners")):
-        waits.append("workers wait for a learner: none is connected")
-    for one in _items(status.get("learners")):
-        if one.get("silent"):
-            waits.append(f"learner {clean(one.get('learner'))} is silent")
-        if one.get("held_back"):
-            waits.append(f"workers are held back: {clean(one['held_back'])}")
-        if one.get("pending_rows"):
-            oldest = _seconds(one.get("oldest_wait_seconds"))
-            waits.append(f"{one['pending_rows']} rows wait for inference, the oldest for {oldest}")
-    workers = _items(status.get("workers"))
-    if not workers:
-        waits.append("the learner waits for workers: none is connected")
-    elif all(one.get("mode") == "eval" for one in workers):
-        waits.append("the learner waits for workers: only such that evaluate are connected")
-    if learner.get("waiting_for"):
-        waits.append(clean(learner["waiting_for"]))
-    return list(dict.fromkeys(waits))
+def bottleneck_lines(found: Any) -> list[str]:
+    """What everything waits for, since when, why, and what to scale; none where nothing is known."""
+    found = _mapping(found)
+    if not found.get("component"):
+        return []
+    since = found.get("since_seconds")
+    span = f"for {duration(since)}" if isinstance(since, (int, float)) else "over the whole run"
+    lines = [f"bottleneck: {clean(found['component'])}, {span}", *clean(found.get("why")).split("; ")]
+    return [*lines, f"to scale: {clean(found['advice'])}"] if found.get("advice") else lines
 
 
 def clean(value: Any) -> str:
@@ -65,14 +59,29 @@ def _head(status: Status) -> Text:
     return text
 
 
-def _waiting(status: Status, learner: Status) -> Text:
-    waits = who_waits(status)
+def _bottleneck(status: Status, learner: Status) -> Text:
+    """One sentence a line."""
     state = clean(learner.get("state"))
-    return Text("\n".join([*([f"learner: {state}"] if state else []), *waits]), style="yellow" if waits else "")
+    first, *others = bottleneck_lines(status.get("bottleneck")) or ["bottleneck: not known yet"]
+    text = Text()
+    text.append(first, style="bold yellow")
+    text.append("".join(f"\n  {line}" for line in others))
+    text.append(f"\nlearner: {state}" if state else "")
+    return text
+
+
+def _stages(shares: Status) -> Table:
+    """Shares of each stage's time, in the order of the flow."""
+    table = _table("stage", "busy", "waiting for")
+    for name in in_order(shares):
+        share = {str(doing): x for doing, x in _mapping(shares[name]).items() if isinstance(x, (int, float))}
+        waits = sorted(((x, doing) for doing, x in share.items() if doing != BUSY), reverse=True)
+        _row(table, name, f"{share.get(BUSY, 0.0):.0%}", ", ".join(f"{clean(doing)} {x:.0%}" for x, doing in waits))
+    return table
 
 
 def _learners(status: Status) -> Table:
-    table = _table("learner", "slots", "credit", "pending requests", "pending rows", "heard")
+    table = _table("learner", "slots", "credit", "pending requests", "pending rows", "oldest", "heard")
     for one in _items(status.get("learners")):
         _row(
             table,
@@ -81,6 +90,7 @@ def _learners(status: Status) -> Table:
             clean(one.get("credit_rows")),
             clean(one.get("pending_requests")),
             clean(one.get("pending_rows")),
+            _seconds(one.get("oldest_wait_seconds")),
             _seconds(one.get("heard_seconds_ago")),
         )
     return table
@@ -115,7 +125,7 @@ def _figures(figures: Status) -> Table:
     """The learner's figures, mappings within them flattened to one line each."""
     table = Table.grid(padding=(0, 2))
     for name, value in figures.items():
-        if name == "state" or value is None or value == {}:
+        if name in SHOWN_ABOVE or value is None or value == {}:
             continue
         table.add_row(Text(clean(name), style="bold"), Text(_value(value)))
     return table

@@ -34,7 +34,11 @@ Action = SendWorker | SendLearner | Say
 
 
 class Settings(NamedTuple):
-    """What the router needs of the configuration; see ``pipeline.config.tree.BrokerSection``."""
+    """What the router needs of the configuration; see ``pipeline.config.tree.BrokerSection``.
+
+    ``settle_seconds``: how long the learners must have been the same before a worker that is too large for each of them
+    is refused; 0 where there never is another one.
+    """
 
     seed: int = 1
     heartbeat_seconds: float = 1.0
@@ -42,3 +46,4 @@ class Settings(NamedTuple):
     max_workers: int = 4096
     min_rows: int = 1
     max_wait_seconds: float = 0.0
+    settle_seconds: float = 0.0

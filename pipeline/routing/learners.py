@@ -53,6 +53,7 @@ class Learner:
     Attributes:
         session: Another number whenever the connection or the process is another, or it was lost: credit is void then.
         credit: Rows that it can still take.
+        since: When this connection of this process was first heard of.
         used: Slots of the workers assigned to it.
         published: Its part of the status.
     """
@@ -71,6 +72,7 @@ class Learner:
         self.epoch = ready.epoch
         self.credit = 0
         self.session = 0  # the router numbers it
+        self.since = now
         self.refresh(ready, now)
 
     def refresh(self, ready: Ready, now: float) -> None:
@@ -87,6 +89,7 @@ class Learners:
     def __init__(self) -> None:
         self._by_name: dict[str, Learner] = {}
         self._by_peer: dict[bytes, Learner] = {}
+        self._lost_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -108,7 +111,9 @@ class Learners:
         self._by_peer.pop(old_peer, None)
         self._by_peer[learner.peer] = learner
 
-    def remove(self, learner: Learner) -> None:
+    def remove(self, learner: Learner, now: float) -> None:
+        """It is lost."""
+        self._lost_at = now
         del self._by_name[learner.name]
         self._by_peer.pop(learner.peer, None)
 
@@ -119,5 +124,9 @@ class Learners:
         return best if best is not None and best.slots - best.used >= environments else None
 
     def largest(self) -> int:
-        """Slots of the largest learner: a worker with more environments can never be served."""
+        """Slots of the largest learner."""
         return max((x.slots for x in self._by_name.values()), default=0)
+
+    def settled(self, since: float) -> bool:
+        """Whether they all live, are the same since then, and none was lost after it: no other is about to come."""
+        return self._lost_at <= since and all(x.since <= since and not x.silent for x in self._by_name.values())

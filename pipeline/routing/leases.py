@@ -91,6 +91,7 @@ class Leases:
         self._by_worker: dict[int, Lease] = {}
         self._by_name: dict[str, Lease] = {}
         self._ended: OrderedDict[int, Ended] = OrderedDict()
+        self.last_ended: Ended | None = None
 
     def __len__(self) -> int:
         return len(self.by_run)
@@ -134,7 +135,7 @@ class Leases:
         del self._by_worker[lease.worker]
         if lease.hello is not None and self._by_name.get(lease.hello.worker_id) is lease:
             del self._by_name[lease.hello.worker_id]
-        self._ended[lease.run] = Ended(lease.worker, reason, lease.report)
+        self.last_ended = self._ended[lease.run] = Ended(lease.worker, reason, lease.report)
         while len(self._ended) > ENDED_RUNS:
             self._ended.popitem(last=False)
 

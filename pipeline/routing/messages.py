@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.errors import ProtocolError, SpaceError
 from pipeline.protocol import MAX_HEAD_BYTES, Cause, Hello, Kind, Message, Report, decode, encode, fields_of
 from pipeline.requests import Reply, StepRequest
+from pipeline.routing.joining import Joining
 from pipeline.routing.learners import Learner, Ready
 from pipeline.routing.leases import Lease
 from pipeline.routing.router import Router
@@ -25,10 +26,11 @@ MAX_OTHER_BYTES = 1 << 14
 class WorkerMessages:
     """Messages that arrive on the worker-facing socket."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, board: StatusBoard) -> None:
         self._router = router
-        self._board = StatusBoard(router)
+        self._board = board
         self._by_run = router.leases.by_run
+        self._joining = Joining(router)
         self._handlers: dict[Kind, Callable[[bytes, Message, float], None]] = {
             Kind.STEP: self._step,
             Kind.HEARTBEAT: self._heartbeat,
@@ -95,7 +97,7 @@ class WorkerMessages:
             self._router.counters["hello_refused"] += 1
             self._router.refuse(peer, hello.run, str(error)[:300], Cause.CONFIGURATION)
             return
-        self._router.hello(peer, hello, now)
+        self._joining.hello(peer, hello, now)
 
     def _bye(self, peer: bytes, message: Message, now: float) -> None:
         run, data = fields_of(message, int, dict)
@@ -104,11 +106,13 @@ class WorkerMessages:
         if lease is not None and lease.hello is not None:
             lease.report = report
             self._router.end(lease, "bye")
-            self._router.send(peer, Kind.GOODBYE, run)
+            self._router.goodbye(peer, run)
             return
         ended = self._router.leases.ended(run)
-        known = ended is not None and ended.reason in ("bye", "replaced")
-        self._router.send(peer, Kind.GOODBYE if known else Kind.UNKNOWN, run)
+        if ended is not None and ended.reason in ("bye", "replaced"):
+            self._router.goodbye(peer, run)
+        else:
+            self._router.send(peer, Kind.UNKNOWN, run)
 
     def _status(self, peer: bytes, message: Message, now: float) -> None:
         fields_of(message)
@@ -134,8 +138,9 @@ class WorkerMessages:
 class LearnerMessages:
     """Messages that arrive on the learner-facing socket."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, board: StatusBoard) -> None:
         self._router = router
+        self._board = board
         self._handlers: dict[Kind, Callable[[Learner, Message, float], None]] = {
             Kind.CREDIT: self._credit,
             Kind.REPLIES: self._replies,
@@ -171,7 +176,12 @@ class LearnerMessages:
         (data,) = fields_of(message, dict)
         learner = self._router.ready(peer, Ready.from_wire(data), now)
         if learner is not None:
-            answer = {"broker": self._router.broker, "session": learner.session, "workers": len(self._router.leases)}
+            answer = {
+                "broker": self._router.broker,
+                "session": learner.session,
+                "workers": len(self._router.leases),
+                "busy_percent": self._board.busy_percent,
+            }
             self._router.tell(learner, Kind.BROKER, answer)
 
     def _credit(self, learner: Learner, message: Message, now: float) -> None:

@@ -1,6 +1,6 @@
 """The router: which worker is served by which learner, what waits, what is answered. Pure: the loop does the IO.
 
-    WorkerMessages, LearnerMessages --calls--> Router --actions--> the loop that owns the sockets
+    WorkerMessages, Joining, LearnerMessages --calls--> Router --actions--> the loop that owns the sockets
 
 Workers stay with their learner (it holds their recurrent state) for as long as it lives. All of this is soft state:
 when the broker dies, workers say HELLO again with the run and index they had, learners say READY with what they have
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pipeline.protocol import Cause, Hello, Kind, encode
+from pipeline.protocol import Cause, Kind, encode
 from pipeline.requests import Reply, StepRequest
 from pipeline.routing.actions import Action, Say, SendLearner, SendWorker, Settings
 from pipeline.routing.batching import Batcher, Waiting
@@ -22,6 +22,7 @@ from pipeline.routing.leases import Lease, Leases, worker_seed
 NO_LEARNER = "no learner is ready"
 PAUSE_SECONDS = 1.0  # a gap between ticks longer than this is the loop's own pause
 BATCH_FRAMES = 4096  # frames of one BATCH message, at most
+MAX_PARTING = 4096
 
 
 class Router:
@@ -32,6 +33,7 @@ class Router:
         counters: What was refused, dropped or repeated, by reason. The reasons are a fixed set.
         messages: All that was looked at, by who sent it: ``workers`` or ``learners``.
         draining: Reason of DISMISS, or None.
+        parting: Routing id -> run of those told GOODBYE last: they may not have hung up yet.
     """
 
     def __init__(self, settings: Settings, broker: int) -> None:
@@ -42,6 +44,7 @@ class Router:
         self.counters: Counter[str] = Counter()
         self.messages = {"workers": 0, "learners": 0}
         self.draining: str | None = None
+        self.parting: dict[bytes, int] = {}
         self._actions: list[Action] = []
         self._ticked: float | None = None
         self._sessions = 0
@@ -62,7 +65,7 @@ class Router:
             silence = now - learner.heard
             learner.silent = silence > min(5 * self.settings.heartbeat_seconds, self.settings.lease_seconds)
             if silence > self.settings.lease_seconds:
-                self._lose(learner)
+                self._lose(learner, now)
         if self.draining is not None and not len(self.leases) and not len(self.learners):
             self.draining = None  # the dismissed run is over; who comes now waits for the next learner
         for lease in self.leases:
@@ -104,41 +107,19 @@ class Router:
         """REFUSED to a worker."""
         self.send(peer, Kind.REFUSED, run, reason, int(cause))
 
+    def goodbye(self, peer: bytes, run: int) -> None:
+        """GOODBYE to a worker: the BYE of its run is booked."""
+        self.parting.pop(peer, None)
+        self.parting[peer] = run
+        if len(self.parting) > MAX_PARTING:
+            del self.parting[next(iter(self.parting))]
+        self.send(peer, Kind.GOODBYE, run)
+
     def tell(self, learner: Learner, kind: Kind, *fields: Any) -> None:
         """A message without buffers to a learner."""
         self._actions.append(SendLearner(learner.peer, kind, list(fields), []))
 
     # Workers.
-
-    def hello(self, peer: bytes, hello: Hello, now: float) -> None:
-        """A checked HELLO: lease an index, ask the learner, or say why not."""
-        if self.draining is not None and hello.run not in self.leases.by_run:  # a leased one still has to say BYE
-            self.counters["hello_drain"] += 1
-            self.send(peer, Kind.DRAIN, hello.run, self.draining)
-            return
-        refusal = self._refusal(hello)
-        if refusal is not None:
-            self.counters["hello_refused"] += 1
-            self.refuse(peer, hello.run, *refusal)
-            return
-        index = self._replace(hello)
-        lease = self.leases.by_run.get(hello.run)
-        if lease is None:
-            if self.learners.choose(sum(hello.groups)) is None:
-                self.send(peer, Kind.WAIT, hello.run, self._no_slots() if len(self.learners) else NO_LEARNER)
-                return
-            lease = self.leases.lease(hello, peer, now, index)
-            if lease is None:
-                self.counters["hello_refused"] += 1
-                reason = f"broker.max_workers = {self.settings.max_workers} workers are served already"
-                self.refuse(peer, hello.run, reason, Cause.SESSION)
-                return
-        else:
-            self._claim_again(lease, peer, hello, now)
-        if lease.admitted:
-            self._welcome(lease)
-        elif not self.ask(lease, now, again=True):
-            self.send(peer, Kind.WAIT, hello.run, self._no_slots() if len(self.learners) else NO_LEARNER)
 
     def step(self, lease: Lease, request: StepRequest, now: float) -> None:
         """A checked STEP of a leased run: queue it, park it until a learner is there, or count it as a repeat."""
@@ -237,7 +218,7 @@ class Router:
             return
         self._serve(lease, learner, now)
         if lease.hello is not None:
-            self._welcome(lease, anew)
+            self.welcome(lease, anew)
 
     def reject(self, learner: Learner, worker: int, run: int, reason: str, cause: Cause) -> None:
         """The learner does not serve this run, or not any longer: then LEFT ``refused`` follows."""
@@ -279,43 +260,14 @@ class Router:
             self.tell(learner, Kind.JOIN, lease.worker, lease.run, lease.hello.to_wire())
         return True
 
-    def _refusal(self, hello: Hello) -> tuple[str, Cause] | None:
-        ended = self.leases.ended(hello.run)
-        if ended is not None and ended.reason == "replaced":
-            return f"a newer run of worker {hello.worker_id} has taken over", Cause.SESSION
-        environments, most = sum(hello.groups), self.learners.largest()
-        if len(self.learners) and environments > most:
-            return f"{environments} environments do not fit learner.slots = {most}", Cause.CONFIGURATION
-        lease = self.leases.by_run.get(hello.run)
-        if lease is not None and lease.hello is not None:
-            old = lease.hello
-            if (old.worker_id, old.groups, old.spaces) != (hello.worker_id, hello.groups, hello.spaces):
-                return f"run {hello.run} has said another HELLO before", Cause.SESSION
-        return None
-
-    def _replace(self, hello: Hello) -> int:
-        """Ends an older run of the same worker id, which is told so; the index that the new run should get."""
-        old = self.leases.named(hello.worker_id)
-        if old is None or old.run == hello.run:
-            return hello.worker
-        self.refuse(old.peer, old.run, f"a newer run of worker {hello.worker_id} has taken over", Cause.SESSION)
-        self.end(old, "replaced")
-        return old.worker
-
-    def _claim_again(self, lease: Lease, peer: bytes, hello: Hello, now: float) -> None:
-        before = lease.environments
-        self.leases.claim(lease, peer, hello, now)
-        learner = self.learners.named(lease.learner)
-        if learner is not None:
-            learner.used += lease.environments - before
-
     def _serve(self, lease: Lease, learner: Learner, now: float) -> None:
         lease.admitted = True
         parked, lease.parked = lease.parked, {}
         for waiting in parked.values():
             learner.batcher.add(waiting.request, now)
 
-    def _welcome(self, lease: Lease, anew: bool = False) -> None:
+    def welcome(self, lease: Lease, anew: bool = False) -> None:
+        """WELCOME to the worker of an admitted lease."""
         settings = self.settings
         welcome = {
             "worker": lease.worker,
@@ -325,10 +277,6 @@ class Router:
             "anew": anew,
         }
         self.send(lease.peer, Kind.WELCOME, lease.run, welcome)
-
-    def _no_slots(self) -> str:
-        free = max((x.slots - x.used for x in self.learners), default=0)
-        return f"{free} of learner.slots = {self.learners.largest()} are free"
 
     def _lease_of(self, learner: Learner, worker: int, run: int) -> Lease | None:
         lease = self.leases.by_run.get(run)
@@ -377,14 +325,14 @@ class Router:
             else:
                 self.tell(learner, Kind.LEFT, worker, run, "lease", None)
 
-    def _lose(self, learner: Learner) -> None:
+    def _lose(self, learner: Learner, now: float) -> None:
         self.counters["learner_lost"] += 1
         self._actions.append(Say(f"learner {learner.name} is lost: its workers wait for a learner"))
         for lease in self.leases:
             if lease.learner == learner.name:
                 self._park(lease, learner)
                 lease.learner = None
-        self.learners.remove(learner)
+        self.learners.remove(learner, now)
 
     def _park(self, lease: Lease, learner: Learner) -> None:
         lease.admitted = False
@@ -397,3 +345,4 @@ class Router:
         self.leases.forgive(seconds)
         for learner in self.learners:
             learner.heard += seconds
+            learner.since += seconds

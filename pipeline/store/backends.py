@@ -11,6 +11,7 @@ from pipeline.store.ownership import Claim, Ownership
 from pipeline.store.redis_client import RedisServer, StoreSettings
 from pipeline.store.redis_replay import RedisReplay, ReplaySettings
 from pipeline.store.redis_store import RedisFifo
+from pipeline.store.trouble import Trouble
 
 
 class BackendSettings(StoreSettings, Protocol):
@@ -28,6 +29,9 @@ class Stores:
     Args:
         store: The section ``store`` of the configuration.
         replay: The section ``replay``.
+
+    Attributes:
+        trouble: What keeps these stores' connections from Redis.
     """
 
     def __init__(self, store: BackendSettings, replay: ReplaySettings) -> None:
@@ -35,6 +39,7 @@ class Stores:
         self._replay = replay
         self._in_memory = store.backend == "memory"
         self._claim = Claim()
+        self.trouble = Trouble()
         self._fifo_state = FifoState(store.capacity, store.when_full)
         self._replay_state = ReplayState(replay.capacity, replay.capacity_bytes)
 
@@ -46,7 +51,7 @@ class Stores:
         """
         if self._in_memory:
             return MemoryFifo(self._fifo_state, consumer, stop)
-        return RedisFifo.from_settings(self._store, consumer, stop, self._claim)
+        return RedisFifo.from_settings(self._store, consumer, stop, claim=self._claim, trouble=self.trouble)
 
     def replay(self, producer: str, stop: StopToken) -> Replay:
         """The replay; ``producer`` as in ``RedisReplay``.
@@ -56,7 +61,9 @@ class Stores:
         """
         if self._in_memory:
             return MemoryReplay(self._replay_state)
-        return RedisReplay.from_settings(self._store, self._replay, producer, stop, self._claim)
+        return RedisReplay.from_settings(
+            self._store, self._replay, producer, stop, claim=self._claim, trouble=self.trouble
+        )
 
     def ownership(self, run: str, name: str, stop: StopToken) -> Ownership | None:
         """The lease of the store, for the calling thread; None in memory, which nobody shares.
@@ -68,7 +75,7 @@ class Stores:
             return None
         section = self._store
         return Ownership(
-            RedisServer.from_settings(section),
+            RedisServer.from_settings(section, self.trouble),
             prefix=section.prefix,
             run=run,
             name=name,

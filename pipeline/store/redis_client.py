@@ -24,6 +24,7 @@ from redis.retry import Retry
 from pipeline.errors import ConfigError, StoreError, UnreachableError
 from pipeline.stopping import StopToken
 from pipeline.store.interface import StoreFull
+from pipeline.store.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class RedisServer:
         password: Never shown.
         operation_timeout_seconds: Of one command and of connecting.
         unreachable_seconds: How long a transient state may last before ``UnreachableError``.
+        trouble: Told of states that last, and of their end.
     """
 
     url: str
@@ -81,9 +83,10 @@ class RedisServer:
     password: str | None = field(default=None, repr=False)
     operation_timeout_seconds: float = 5.0
     unreachable_seconds: float = 60.0
+    trouble: Trouble = field(default_factory=Trouble, repr=False, compare=False)
 
     @classmethod
-    def from_settings(cls, section: StoreSettings) -> RedisServer:
+    def from_settings(cls, section: StoreSettings, trouble: Trouble | None = None) -> RedisServer:
         """From the section ``store`` of the configuration.
 
         Raises:
@@ -97,6 +100,7 @@ class RedisServer:
             read_password(section.password_file),
             section.operation_timeout_seconds,
             section.unreachable_seconds,
+            trouble or Trouble(),
         )
 
 
@@ -251,6 +255,7 @@ class RedisLink:
         if self._away_since is not None:
             log.info("%s: Redis is back after %.1f s", self._name, time.monotonic() - self._away_since)
             self._away_since, self._failures = None, 0
+        self.server.trouble.ends(self._name)
         return result
 
     def close(self) -> None:
@@ -270,6 +275,7 @@ class RedisLink:
         if isinstance(error, redis.exceptions.OutOfMemoryError):
             if self._full_said.due():
                 log.warning("%s: Redis is full (%s): nothing is stored until it has room", self._name, error)
+            self.server.trouble.begins(self._name, "Redis is full")
             return StoreFull(f"Redis is full: {error}")
         return StoreError(f"Redis at {self.server.url} refused: {type(error).__name__}: {error}")
 
@@ -278,6 +284,7 @@ class RedisLink:
         if self._away_since is None:
             self._away_since = began  # a command that timed out was patience enough for a stop
         self._failures += 1
+        self.server.trouble.begins(self._name, f"Redis does not serve, state {state}")
         away, server = now - self._away_since, self.server
         patience = STOPPED_SECONDS if self._stop.stopped else server.unreachable_seconds
         if away >= min(patience, server.unreachable_seconds):

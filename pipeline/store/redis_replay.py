@@ -45,6 +45,7 @@ from pipeline.store.interface import (
 from pipeline.store.ownership import Claim
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings
 from pipeline.store.scripts import name_of, read_runs, script
+from pipeline.store.trouble import Trouble
 
 INSERT_ITEMS = 256  # of one script call: bounds how long the server is busy with it
 INSERT_BYTES = 64 * 2**20
@@ -108,7 +109,14 @@ class RedisReplay:
 
     @classmethod
     def from_settings(
-        cls, section: StoreSettings, replay: ReplaySettings, producer: str, stop: StopToken, claim: Claim
+        cls,
+        section: StoreSettings,
+        replay: ReplaySettings,
+        producer: str,
+        stop: StopToken,
+        *,
+        claim: Claim,
+        trouble: Trouble,
     ) -> RedisReplay:
         """From the sections ``store`` and ``replay`` of the configuration.
 
@@ -116,7 +124,7 @@ class RedisReplay:
             ConfigError: no url, a malformed one, or an unreadable password file.
         """
         return cls(
-            RedisServer.from_settings(section),
+            RedisServer.from_settings(section, trouble),
             prefix=section.prefix,
             capacity=replay.capacity,
             capacity_bytes=replay.capacity_bytes,

@@ -38,6 +38,7 @@ from pipeline.store.interface import Item, Put, PutResult, StoreCounts
 from pipeline.store.ownership import Claim
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings, TransientRedisError
 from pipeline.store.scripts import name_of, read_runs, script
+from pipeline.store.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -115,13 +116,15 @@ class RedisFifo:
         self._known_epoch = ""  # at the last look
 
     @classmethod
-    def from_settings(cls, section: StoreSettings, consumer: str, stop: StopToken, claim: Claim) -> RedisFifo:
+    def from_settings(
+        cls, section: StoreSettings, consumer: str, stop: StopToken, *, claim: Claim, trouble: Trouble
+    ) -> RedisFifo:
         """From the section ``store`` of the configuration.
 
         Raises:
             ConfigError: no url, a malformed one, or an unreadable password file.
         """
-        server = RedisServer.from_settings(section)
+        server = RedisServer.from_settings(section, trouble)
         return cls(
             server,
             prefix=section.prefix,

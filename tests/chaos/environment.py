@@ -10,6 +10,7 @@ import gymnasium
 
 from tests.counter_env import fork, misbehave
 
+LEAK = "leak"
 FLAGS = "CHAOS_FLAGS"
 """Variable that names the folder of flags: a file by the name of a fault asks for it."""
 STEP_SECONDS = "SOAK_STEP_SECONDS"
@@ -20,11 +21,14 @@ NON_FINITE = ("nan", "nan_reward")
 
 
 class Faulty(gymnasium.Wrapper):
-    """Whoever is first to remove the flag has the fault; ``hang_reset`` in a reset, the others in a step."""
+    """Whoever is first to remove the flag has the fault; ``hang_reset`` in a reset, the others in a step.
+
+    A flag with a number after a dot is for environments of that process.
+    """
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        self._flags = os.environ[FLAGS]
+        self._flags, self._pid = os.environ[FLAGS], str(os.getpid())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
@@ -34,8 +38,9 @@ class Faulty(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        for fault in os.listdir(self._flags):
-            if fault != "hang_reset" and self._take(fault):
+        for flag in os.listdir(self._flags):
+            fault, _, pid = flag.partition(".")
+            if fault != "hang_reset" and pid in ("", self._pid) and self._take(flag):
                 observation, reward = misbehave(fault, observation, float(reward))
         return observation, reward, terminated, truncated, info
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
+import psutil
+
+from pipeline.launch.processes import BROKER, LEARNER, STORE
 from tests.chaos import environment
+from tests.chaos.commands import CHECKPOINT_SECONDS, JOINING, REPOSITORY
 from tests.chaos.link import Link
-from tests.chaos.pipeline import BROKER, CHECKPOINT_SECONDS, LEARNER, STORE, Pipeline, pick
+from tests.chaos.middle import Fate
+from tests.chaos.pipeline import STOP_SECONDS, Pipeline, pick
 
 Inject = Callable[[Pipeline, random.Random], None]
 
@@ -24,6 +30,14 @@ WORKER_START_SECONDS = 40.0
 STORE_SECONDS = 30.0
 LOADED_KEYS, LOAD_SECONDS_PER_KEY = 6000, 1e-3
 FILLER = "chaos:filler"
+JOIN_SECONDS = 120.0
+MESSAGES = {
+    "duplicate": (Fate(duplicate=0.5), 4.0, ("repeated_step",)),
+    "reorder": (Fate(duplicate=0.3, reorder=0.3), 4.0, ("stale_step",)),
+    "late": (Fate(late=0.05), 8.0, ("repeated_step", "stale_step", "reply_not_awaited")),
+    "drop": (Fate(drop=0.05), 8.0, ("repeated_step", "reply_not_awaited")),
+}
+"""What befalls messages, for how many seconds, and the broker's counters that show it, one of them at least."""
 
 
 class Fault(NamedTuple):
@@ -209,6 +223,79 @@ def _read_only(pipeline: Pipeline, rng: random.Random) -> None:
         admin.replicaof("NO", "ONE")
 
 
+def _misconf(pipeline: Pipeline, rng: random.Random) -> None:
+    """It cannot write a snapshot, and takes no writes for as long as it should."""
+    blocked = pipeline.store.directory / "dump.rdb"
+    blocked.mkdir()
+    try:
+        with pipeline.admin() as admin:
+            admin.config_set("save", "3600 1")
+            admin.bgsave(schedule=True)  # the append-only file may be rewritten just now
+            if not pipeline.wait(lambda: admin.info("persistence")["rdb_last_bgsave_status"] != "ok", STORE_SECONDS):
+                raise RuntimeError("a snapshot was written where it cannot be")
+            pipeline.hold(rng.uniform(1.0, 6.0))
+            admin.config_set("save", "")
+    finally:
+        blocked.rmdir()
+
+
+# Messages between one of the workers and the broker.
+
+
+def _messages(fate: Fate, seconds: float, counters: tuple[str, ...]) -> Inject:
+    """The man in the middle deals it for so long, and until the broker has noticed."""
+
+    def inject(pipeline: Pipeline, rng: random.Random) -> None:
+        grown = pipeline.counter(*counters)
+        before = pipeline.middle.shape(fate)
+        try:
+            pipeline.hold(seconds)
+            noticed = pipeline.wait(grown, LEARNER_START_SECONDS, tick=0.2)
+        finally:
+            done = pipeline.middle.shape(Fate())
+        what = {name: number - before[name] for name, number in done.items() if number != before[name]}
+        print(f"          {what}; {' + '.join(counters)} grew by {grown()}", flush=True)
+        if not noticed:
+            raise RuntimeError(f"messages were {what}, and none of {counters} has grown")
+
+    return inject
+
+
+# What is no fault of anybody's.
+
+
+def _leak(pipeline: Pipeline, rng: random.Random) -> None:
+    """An environment grows by more than its worker may."""
+    worker = pick(pipeline, rng)
+    pid = pipeline.environments(worker)
+    pipeline.leaking.add(pid)
+    flag = pipeline.flags / f"{environment.LEAK}.{pid}"
+    flag.touch()
+    if not pipeline.wait(lambda: not psutil.pid_exists(pid), WORKER_START_SECONDS):
+        raise RuntimeError(f"the environments of {worker} go on, however large they are")
+    if "above environment.max_memory_bytes" not in pipeline.log(worker):
+        raise RuntimeError(f"the environments of {worker} ended before they were too large")
+    flag.unlink(missing_ok=True)
+
+
+def _join(pipeline: Pipeline, rng: random.Random) -> None:
+    """Hundreds of workers join at once, play, and leave in order."""
+    command = [*pipeline.plan.fleet, "--clients", str(JOINING), "--steps", "10", "--deadline", str(JOIN_SECONDS)]
+    log = pipeline.temporary / "fleet"
+    with log.open("w+") as output:
+        fleet = subprocess.Popen(command, stdout=output, stderr=output, env=pipeline.environment, cwd=REPOSITORY)
+        try:
+            ended = pipeline.wait(lambda: fleet.poll() is not None, JOIN_SECONDS + STOP_SECONDS)
+        finally:
+            fleet.kill()
+            fleet.wait()
+    said = log.read_text().strip().splitlines()[-1:]
+    log.unlink()
+    print(f"          {said}", flush=True)
+    if not ended or fleet.returncode:
+        raise RuntimeError(f"of {JOINING} workers that join at once some do not play: {said}")
+
+
 # The network between two hosts.
 
 
@@ -271,6 +358,10 @@ FAULTS = {
         Fault("store.pause", _pause, STORE_SECONDS),
         Fault("store.cut_connections", _cut_connections, STORE_SECONDS),
         Fault("store.read_only", _read_only, STORE_SECONDS),
+        Fault("store.misconf", _misconf, STORE_SECONDS),
+        *(Fault(f"messages.{name}", _messages(*what), 20.0) for name, what in MESSAGES.items()),
+        Fault("environment.leak", _leak, WORKER_START_SECONDS),
+        Fault("join.storm", _join, 20.0),
     )
 }
 """By name; those of the network are made with the link."""

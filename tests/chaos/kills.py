@@ -11,29 +11,45 @@ from typing import NamedTuple
 
 import redis
 
+from pipeline.launch.processes import LEARNER
+from tests.chaos.commands import CHECKPOINT_SECONDS
 from tests.chaos.faults import KILLED, LEARNER_START_SECONDS, WORKER_START_SECONDS
-from tests.chaos.pipeline import CHECKPOINT_SECONDS, LEARNER, Pipeline
+from tests.chaos.pipeline import Pipeline
 from tests.chaos.report import Report
 from tests.chaos.run import GivenUp, started, surprised
 
 STREAM, BOOKS, GROUP = "seedmq:unrolls", "seedmq:books", "learners"
 EARLY = 0.3
 """Share of kills that do not wait for the learner to train."""
+SAVING_SECONDS = 1.0
+"""Between two checkpoints where kills are to hit them."""
+SAVE_SECONDS = 20.0
+PARTIAL = ".partial-*"
 LATE_SECONDS = 3.0
 """A checkpoint that is due may take so long: the update before it, the cut, writing, a busy machine."""
 
 
-def learner_kills(number: int, seed: int, redis_server: Path | None) -> int:
-    """The exit code: 0 when all bounds held."""
+def learner_kills(number: int, seed: int, redis_server: Path | None, while_saving: bool = False) -> int:
+    """The exit code: 0 when all bounds held.
+
+    Args:
+        number: How often it has to be resumed.
+        seed: Of the moments.
+        redis_server: Another server than the bundled one.
+        while_saving: There is a checkpoint a second, and only kills count that leave half of one; each is resumed.
+    """
     print(f"seed {seed}", flush=True)
     rng, report = random.Random(seed), Report(explained={"learner_restart"})
     left: list[Left] = []
+    seconds = SAVING_SECONDS if while_saving else CHECKPOINT_SECONDS
+    stack = started(report, redis_server=redis_server, checkpoint_seconds=seconds)
     try:
-        with started(report, redis_server=redis_server) as (pipeline, watch), pipeline.admin() as admin:
-            while len(report.recoveries) < number:
-                left.append(one := _kill(pipeline, admin, rng, report))
+        with stack as (pipeline, watch), pipeline.admin() as admin:
+            while (sum(one.half_saved for one in left) if while_saving else len(report.recoveries)) < number:
+                (_wait_for_a_save if while_saving else _wait_for_any_moment)(pipeline, rng)
+                left.append(one := _kill(pipeline, admin, report))
                 then = "killed again"
-                if rng.random() >= EARLY:
+                if while_saving or rng.random() >= EARLY:
                     report.recoveries.append(("learner.kill", took := _resumed(pipeline, admin, one, report)))
                     then = f"resumed after {took:.1f} s"
                 surprised(pipeline, f"kill {len(left)}", report)
@@ -50,6 +66,7 @@ def _print_figures(left: list[Left], report: Report) -> None:
     oldest = max((one.age_seconds for one in left if one.trained), default=0.0)
     most = max((one.rolled_back for one in left), default=0)
     print(f"{len(left)} kills, {resumed} resumed and {len(left) - resumed} killed again before they trained")
+    print(f"{sum(one.half_saved for one in left)} of them were in the midst of a checkpoint")
     print(f"rolled back at once at most {most} transitions, in all {rolled_back}")
     print(f"the checkpoint at most {oldest:.1f} s old when a learner that trained was killed")
     print(f"unrolls taken and not applied when it was killed: {sum(len(one.taken) for one in left)}")
@@ -62,6 +79,7 @@ class Left(NamedTuple):
         checkpoint: The newest.
         age_seconds: How old that is.
         trained: The learner trained; else it was still about to start.
+        half_saved: Part of a checkpoint stands there.
         rolled_back: Transitions that the store has acknowledged since then.
         rolled_back_before: What the ledger in the checkpoint says already.
         taken: Unrolls (ids of the stream) that it had taken, and not acknowledged.
@@ -70,23 +88,44 @@ class Left(NamedTuple):
     checkpoint: str
     age_seconds: float
     trained: bool
+    half_saved: bool
     rolled_back: int
     rolled_back_before: int
     taken: tuple[str, ...]
 
     def __str__(self) -> str:
-        doing = "training" if self.trained else "starting"
+        doing = "saving" if self.half_saved else "training" if self.trained else "starting"
         return (
             f"{doing}, checkpoint {self.checkpoint} of {self.age_seconds:.1f} s before, "
             f"{self.rolled_back} transitions to roll back, {len(self.taken)} unrolls taken"
         )
 
 
-def _kill(pipeline: Pipeline, admin: redis.Redis, rng: random.Random, report: Report) -> Left:
-    """Kills it at a random moment."""
+def _wait_for_any_moment(pipeline: Pipeline, rng: random.Random) -> None:
     pipeline.pid(LEARNER)
     training = bool(pipeline.summary(_born(pipeline)))
     pipeline.hold(rng.uniform(0.0, 2 * CHECKPOINT_SECONDS if training else 10.0))
+
+
+def _wait_for_a_save(pipeline: Pipeline, rng: random.Random) -> None:
+    """Until a random moment, and then until something stands in the folder that becomes a checkpoint.
+
+    Raises:
+        GivenUp: none is saved.
+    """
+    pipeline.hold(rng.uniform(0.0, 2 * SAVING_SECONDS))
+    checkpoints = pipeline.directory / "checkpoints"
+    before = set(checkpoints.glob(PARTIAL))  # half of one that was killed before stays until the next is saved
+    holds = rng.choice(("", "/*"))  # the folder is new, or something stands in it
+
+    def saving() -> bool:
+        return any(path.parent not in before and path not in before for path in checkpoints.glob(f"{PARTIAL}{holds}"))
+
+    if not pipeline.wait(saving, SAVE_SECONDS, tick=0.0002):
+        raise GivenUp(f"the learner saves no checkpoint within {SAVE_SECONDS:g} s")
+
+
+def _kill(pipeline: Pipeline, admin: redis.Redis, report: Report) -> Left:
     trained = pipeline.summary(_born(pipeline)).get("rates", {}).get("agent_steps_per_second", 0) > 0
     pipeline.signal(LEARNER, signal.SIGKILL, *KILLED)
     killed = time.time()
@@ -98,10 +137,12 @@ def _kill(pipeline: Pipeline, admin: redis.Redis, rng: random.Random, report: Re
     acknowledged = int(admin.hget(BOOKS, "acknowledged_total") or 0)
     taken = tuple(entry["message_id"].decode() for entry in admin.xpending_range(STREAM, GROUP, "-", "+", 1000))
     age = killed - checkpoint.stat().st_mtime
-    if trained and age > CHECKPOINT_SECONDS + LATE_SECONDS:
-        report.fail(f"the newest checkpoint is {age:.1f} s old, and one is written every {CHECKPOINT_SECONDS:g} s")
+    if trained and age > pipeline.checkpoint_seconds + LATE_SECONDS:
+        every = pipeline.checkpoint_seconds
+        report.fail(f"the newest checkpoint is {age:.1f} s old, and one is written every {every:g} s")
     since = acknowledged - meta["store"]["acknowledged_total"]
-    return Left(checkpoint.name, age, trained, since, meta["ledger"]["rolled_back"], taken)
+    half_saved = any(checkpoint.parent.glob(PARTIAL))
+    return Left(checkpoint.name, age, trained, half_saved, since, meta["ledger"]["rolled_back"], taken)
 
 
 def _born(pipeline: Pipeline) -> float:

@@ -11,8 +11,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,19 +23,15 @@ import redis
 from pipeline.config.tree import SecuritySection
 from pipeline.errors import ProtocolError, UnreachableError
 from pipeline.launch.children import Child
-from pipeline.launch.processes import words
+from pipeline.launch.processes import BROKER, LEARNER, STORE, words
 from pipeline.launch.status import ask
 from pipeline.store.embedded import EmbeddedServer
+from tests.chaos.commands import CHECKPOINT_SECONDS, REPOSITORY, VTRACE, plan
 from tests.chaos.environment import FLAGS
 from tests.chaos.link import Link
+from tests.chaos.middle import Middle
 from tests.processes import processes_of
 
-PRESET = "cartpole_vtrace"
-REPOSITORY = Path(__file__).parents[2]
-LEARNER, BROKER, STORE = "learner", "broker", "store"
-WORKERS = 4
-CHECKPOINT_SECONDS = 5.0
-STEP_TIMEOUT_SECONDS = 4.0
 TICK_SECONDS = 0.05
 STATUS_SECONDS = 1.0
 STATUS_AGE_SECONDS = 0.15
@@ -46,22 +40,6 @@ RESTART_SECONDS = 0.5
 DRAINED = (0, 143)
 STOP_SECONDS = 12.0
 """``run.drain_timeout_seconds``, and what the interpreter takes to end."""
-SETTINGS = (
-    "run.solved_return=null",
-    "run.max_seconds=1000000",
-    "run.log_interval_seconds=0.25",
-    "environment.wrappers=[tests.chaos.environment:Faulty]",
-    "environment.non_finite=drop",
-    f"environment.step_timeout_seconds={STEP_TIMEOUT_SECONDS}",
-    "environment.reset_timeout_seconds=20",
-    "environment.fault_budget=100000",
-    "workers.envs=8",
-    "workers.reply_timeout_seconds=2",
-    "broker.placement=process",
-    "broker.lease_seconds=5",
-    f"checkpoint.interval_seconds={CHECKPOINT_SECONDS}",
-    "store.operation_timeout_seconds=2",
-)
 
 
 class Store(EmbeddedServer):
@@ -84,23 +62,40 @@ class Pipeline:
         folder: For everything, with a short path.
         link: To the host of every other worker; None: all are here.
         redis_server: A binary; default the bundled one.
+        checkpoint_seconds: Between two checkpoints.
+        preset: One of ``commands.PRESETS``.
 
     Attributes:
         flags: Folder of ``environment.Faulty``.
         temporary: ``TMPDIR`` of all processes.
+        checkpoint_seconds, preset: The same.
+        middle: Through whom one of the workers speaks to the broker.
         surprises: What ended that no fault explains.
+        leaking: Processes that grow because a fault told them to.
         look: Called while time passes.
     """
 
-    def __init__(self, folder: Path, link: Link | None = None, redis_server: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        link: Link | None = None,
+        redis_server: Path | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        preset: str = VTRACE,
+    ) -> None:
         self.flags, self.temporary, self.directory = folder / "flags", folder / "tmp", folder / "run"
         self._logs, self._folder = folder / "logs", folder
         for path in (self.flags, self.temporary, self._logs):
             path.mkdir(mode=0o700)
         self.store = Store(folder / "tmp" / "s", redis_server)
+        self.checkpoint_seconds = checkpoint_seconds
         self.surprises: list[str] = []
         self.look: Callable[[], None] = lambda: None
-        self._commands = self._command_lines(link)
+        self.leaking: set[int] = set()
+        self.preset = preset
+        self.plan = plan(folder, self.store.url, preset, link, checkpoint_seconds)
+        self._commands = self.plan.lines
+        self.middle = Middle(self.plan.front, self.plan.endpoint, self.plan.keys, self.environment)
         self._children: dict[str, Child] = {}
         self._born: dict[str, float] = {}
         self._start_at: dict[str, float] = {}
@@ -115,6 +110,7 @@ class Pipeline:
 
     def __enter__(self) -> Pipeline:
         self.store.start()
+        self.middle.start()
         for name in self._commands:
             self.start(name)
         return self
@@ -124,14 +120,19 @@ class Pipeline:
         for child in self._children.values():
             child.kill()
             child.wait(STOP_SECONDS)
+        self.middle.close()
         self.store.stop()
 
-    def start(self, name: str) -> None:
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of all processes."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SEEDMQ_")}
-        environment |= {"TMPDIR": str(self.temporary), "PYTHONPATH": str(REPOSITORY), FLAGS: str(self.flags)}
+        return environment | {"TMPDIR": str(self.temporary), "PYTHONPATH": str(REPOSITORY), FLAGS: str(self.flags)}
+
+    def start(self, name: str) -> None:
         self._start_at.pop(name, None)
         self._born[name] = time.time()
-        self._children[name] = Child(self._commands[name], environment, self._logs / f"{name}.log")
+        self._children[name] = Child(self._commands[name], self.environment, self._logs / f"{name}.log")
 
     def keep(self) -> None:
         """Looks who ended, and starts again what shall run."""
@@ -144,6 +145,9 @@ class Pipeline:
                     self._start_at[name] = time.monotonic() + RESTART_SECONDS
         for name in [name for name, at in self._start_at.items() if at <= time.monotonic()]:
             self.start(name)
+        if (died := self.middle.died) is not None:
+            self.surprises.append(f"the man in the middle ended with {words(died)}")
+            self.middle.close()
         self.look()
 
     def hold(self, seconds: float) -> None:
@@ -273,9 +277,9 @@ class Pipeline:
 
     def status(self) -> dict[str, Any]:
         """What the broker says; empty where it does not answer."""
-        security = SecuritySection(keys=self._keys)
+        security = SecuritySection(keys=self.plan.keys)
         try:
-            return ask(self._endpoint, security, STATUS_SECONDS)
+            return ask(self.plan.endpoint, security, STATUS_SECONDS)
         except (UnreachableError, ProtocolError):
             return {}
 
@@ -305,39 +309,29 @@ class Pipeline:
     def processes(self) -> dict[int, str]:
         return processes_of(self.temporary)
 
+    def log(self, name: str) -> str:
+        """What a component has said, in all its lives."""
+        return (self._logs / f"{name}.log").read_text(errors="replace")
+
+    def counter(self, *names: str) -> Callable[[], int]:
+        """What the broker's counters of these names have grown by since now, together."""
+        before: dict[str, Any] = {}
+        if not self.wait(lambda: before.update(self.status()) or before, STOP_SECONDS):
+            raise RuntimeError("the broker does not answer")
+
+        def grown() -> int:
+            after = self.status()
+            old = before["counters"] if after.get("broker") == before["broker"] else {}
+            return sum(after.get("counters", {}).get(name, 0) - old.get(name, 0) for name in names)
+
+        return grown
+
     def alive(self) -> dict[str, int]:
         """Component -> pid, of those that run now; the store is not among them."""
         return {name: child.pid for name, child in self._children.items()}
 
     def newest_checkpoint(self) -> Path | None:
         return max((self.directory / "checkpoints").glob("0*"), default=None)
-
-    def _command_lines(self, link: Link | None) -> dict[str, list[str]]:
-        values = [*SETTINGS, f"store.url={self.store.url}", f"broker.learner_bind=ipc://{self._folder}/l"]
-        self._keys: str | None = None
-        self._endpoint = f"ipc://{self._folder}/b"
-        if link is not None:
-            self._endpoint, self._keys = f"tcp://{link.address}:5555", str(self._folder / "keys")
-            environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-            subprocess.run(
-                [sys.executable, "-m", "pipeline.cli", "keys", self._keys],
-                env=environment, check=True, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
-            values.append(f"security.keys={self._keys}")
-        values.append(f"broker.bind={self._endpoint}")
-        settings = [word for value in values for word in ("--set", value)]
-
-        def line(role: str, *arguments: str) -> list[str]:
-            return [sys.executable, "-m", "pipeline.cli", role, "--config", PRESET, *settings, *arguments]
-
-        commands = {
-            BROKER: line(BROKER),
-            LEARNER: line(LEARNER, "--run-dir", str(self.directory), "--resume"),
-        }
-        for i in range(WORKERS):
-            there = link.there if link is not None and i % 2 else []
-            commands[f"worker-{i}"] = [*there, *line("worker", "--set", f"workers.id=worker-{i}")]
-        return commands
 
 
 def pick(pipeline: Pipeline, rng: random.Random) -> str:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import psutil
 
-from tests.chaos.pipeline import LEARNER, Pipeline
+from pipeline.launch.processes import LEARNER
+from tests.chaos.pipeline import Pipeline
 
 INTERVAL_SECONDS = 3.0
 WARM_SECONDS = 20.0
@@ -60,6 +61,8 @@ class Watch:
 
     def _measure(self) -> None:
         for pid, command in self._pipeline.processes().items():
+            if pid in self._pipeline.leaking:
+                continue
             try:
                 process = psutil.Process(pid)
                 key = (pid, begun := process.create_time())

@@ -50,7 +50,7 @@ def test_stale_unrolls_are_dropped_and_counted(backend: EmbeddedServer | None, p
         for _ in range((len(unrolls) - len(stale)) // BATCH):
             batch = path.feed.get(PATIENCE)
             assert batch is not None and stop.error is None
-            assert STEPS - batch.oldest <= MAX_LAG
+            assert STEPS - batch.versions.values.min() <= MAX_LAG
             path.feed.done(batch, trainer.update(batch.prepared, 0))
             trained += batch.valid
         until(lambda: pipeline.ledger.snapshot()["waiting"]["store"] == 0, pause)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,8 @@ class Stage(NamedTuple):
     config: Config
     context: Any
     make_source: MakeSource
+    end: Callable[[EmbeddedSource | BrokerSource], None]
+    """Ends what binds the worker-facing socket: the source, or the broker."""
 
 
 @pytest.fixture(params=PLACEMENTS)
@@ -53,13 +56,19 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     broker = in_thread("broker", lambda stop: _serve(config, stop)) if request.param == "process" else None
     made: list[EmbeddedSource | BrokerSource] = []
 
+    def end(source: EmbeddedSource | BrokerSource) -> None:
+        if broker is None:
+            source.close()
+        else:
+            finish(*broker)
+
     def make_source() -> EmbeddedSource | BrokerSource:
         kind = EmbeddedSource if request.param == "embedded" else BrokerSource
         made.append(kind(config, None, "learner", SLOTS))
         return made[-1]
 
     try:
-        yield Stage(config, context, make_source)
+        yield Stage(config, context, make_source, end)
     finally:
         for source in made:
             source.close()
@@ -101,6 +110,23 @@ def test_every_step_is_answered_once_and_the_same_in_both_placements(stage: Stag
     assert learner.events[-1] == Left(workers[0].index, 1, "bye", report)
     until(lambda: any(x.kind == Kind.GOODBYE for x in workers[0].said), workers[0].advance)
     close(workers)
+
+
+def test_a_worker_that_reads_late_still_hears_that_its_bye_is_booked(stage: Stage) -> None:
+    """What a worker has not read is lost with a connection that the other side ends: that waits for the worker."""
+    learner = EchoLearner(stage.make_source())
+    workers = [FakeWorker(stage.context, stage.config, f"w{i}", i + 1, [2], steps=1) for i in range(2)]
+    play(learner, workers)
+    for worker in workers:
+        assert worker.send(Kind.BYE, worker.run, Report().to_wire())
+    play_until_left(learner, [], count=2)
+
+    closing = in_thread("closing", lambda stop: stage.end(learner.source))
+    closing[0].join(0.3)
+    for worker in workers:
+        until(lambda worker=worker: any(x.kind == Kind.GOODBYE for x in worker.said), worker.advance, seconds=3.0)
+    close(workers)
+    finish(*closing)
 
 
 def play_until_left(learner: EchoLearner, workers: list[FakeWorker], count: int) -> None:
@@ -274,6 +300,47 @@ def test_an_endpoint_that_is_taken_is_said_in_one_line(tmp_path: Path) -> None:
     config = make_config(tmp_path, "embedded", bind=f"tcp://127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=rf"broker.bind = tcp://127.0.0.1:{port}: something else listens there"):
         EmbeddedSource(config, context, "learner", SLOTS)
+    context.destroy(linger=0)
+
+
+def test_an_ipc_endpoint_is_left_as_it_was_found(stage: Stage) -> None:
+    source = stage.make_source()
+    paths = [Path(x.partition("://")[2]) for x in (stage.config.broker.bind, stage.config.broker.learner_bind)]
+    workers = [FakeWorker(stage.context, stage.config, "w0", 5, [1], steps=1)]
+    play(EchoLearner(source), workers)
+    bound = [path.exists() for path in paths]
+    close(workers)
+    stage.end(source)
+    assert bound == [True, stage.config.broker.placement == "process"]
+    assert not any(path.exists() for path in paths)
+
+
+def test_an_ipc_endpoint_that_is_taken_is_refused_and_one_that_was_left_is_not(tmp_path: Path) -> None:
+    context = zmq.Context()
+    config = make_config(tmp_path, "embedded")
+    taken = EmbeddedSource(config, context, "learner", SLOTS)
+    with (
+        zmq.Context() as other,
+        pytest.raises(ConfigError, match=r"broker.bind = ipc://.*: something else listens there"),
+    ):
+        EmbeddedSource(config, other, "learner", SLOTS)
+    worker = FakeWorker(context, config, "w0", 5, [1], steps=1)
+    play(EchoLearner(taken), [worker])
+    worker.close()
+    taken.close()
+
+    with socket.socket(socket.AF_UNIX) as killed:  # its file stays
+        killed.bind(str(tmp_path / "w"))
+    again = EmbeddedSource(config, context, "learner", SLOTS)
+    worker = FakeWorker(context, config, "w0", 6, [1], steps=1)
+    play(EchoLearner(again), [worker])
+    worker.close()
+    again.close()
+
+    (tmp_path / "w").write_text("a user's")
+    with pytest.raises(ConfigError, match="is there and is no socket"):
+        EmbeddedSource(config, context, "learner", SLOTS)
+    assert (tmp_path / "w").read_text() == "a user's"
     context.destroy(linger=0)
 
 

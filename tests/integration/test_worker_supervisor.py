@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from pipeline.config.tree import Config
 from pipeline.protocol import Kind
 from pipeline.stopping import StopToken
+from tests.counter_env import LEAK_BYTES
 from tests.mini_broker import MiniBroker, Tally
 from workers.supervisor import Supervisor, supervise
 
@@ -147,6 +149,9 @@ def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path
         broker.until(lambda: sum(hello.worker_id == "sick" for hello in broker.hellos) >= 2, seconds=60.0)
         again = broker.hellos[-1]
         broker.until(lambda: broker.runs[again.run].transitions > 200)
+        broker.until(lambda: broker.runs[again.run].report is not None)
+        told = broker.runs[again.run].report
+        assert told.faults == {"env_hangs": 1} and "hung" in told.message, "status shows it while the worker goes on"
         assert sum(hello.worker_id == "other" for hello in broker.hellos) == 1
     dead, living = [number for number, run in broker.runs.items() if run.hello.worker_id == "sick"]
     report = again.reports[str(dead)]
@@ -155,7 +160,8 @@ def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path
     assert broker.runs[dead].worker == broker.runs[living].worker
     (text,) = [record.getMessage() for record in caplog.records if "its stack" in record.getMessage()]
     assert "counter_env.py" in text and "in misbehave" in text
-    assert "seed" in text and "last actions" in text and "environment" in text
+    place = r"hung for [\d.]+ s in (step|reset) of environment \d+ .*step \d+, seed \d+, last actions \["
+    assert re.search(place, text)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +178,34 @@ def test_a_fault_is_survived_and_told(broker, fault, words, tmp_path, caplog):
     with Running(config_of(broker, kwargs)):
         broker.until(lambda: len(broker.hellos) >= 2)
         again = broker.hellos[-1]
-        broker.until(lambda: broker.runs[again.run].transitions > 200)
+        broker.until(lambda: broker.runs[again.run].transitions > 200 and broker.runs[again.run].report is not None)
+    told = broker.runs[again.run].report
+    assert told.faults == {"env_errors": 1} and words in told.message, "status shows it while the worker goes on"
     (report,) = again.reports.values()
     assert report["faults"] == {"env_errors": 1} and words in report["message"]
     assert report["taken"] >= broker.runs[int(next(iter(again.reports)))].transitions > 0
     assert words in caplog.text
+
+
+def test_environments_that_leak_are_ended_in_order_and_made_anew(broker, tmp_path, caplog):
+    kwargs = {"fault": "leak", "episode": 4, "once": str(tmp_path / "once")}
+    with Running(config_of(broker, kwargs, limits={"max_memory_bytes": LEAK_BYTES})):
+        broker.until(lambda: len(broker.hellos) >= 2)
+        first, again = (hello.run for hello in broker.hellos)
+        broker.until(lambda: broker.runs[again].transitions > 200 and broker.runs[again].report is not None)
+        told = broker.runs[again].report
+    assert told.faults == {"env_memory": 1}, "status shows it while the worker goes on"
+    assert re.search(r"process has \d{9} bytes, above environment.max_memory_bytes = \d+", told.message), told.message
+    assert told.message in caplog.text
+    assert broker.hellos[-1].reports == {}, "it has said all of it itself"
+    assert broker.byes[first].taken == broker.runs[first].transitions > 0
+    assert broker.runs[first].worker == broker.runs[again].worker
+
+
+def test_environments_that_never_fit_spend_the_budget(broker, caplog):
+    with Running(config_of(broker, limits={"max_memory_bytes": 2**20, "fault_budget": 2})) as worker:
+        assert worker.ended(60) == 3
+    assert "fault_budget = 2 faults in ten minutes is spent: the environments' process has" in caplog.text
 
 
 def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(broker, caplog):
@@ -185,7 +214,7 @@ def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(b
     assert len(broker.hellos) == 3
     assert "fault_budget = 2" in caplog.text and "the counter was told to fail at step 3" in caplog.text
     last = broker.hellos[-1].run
-    assert broker.byes[last].faults == {"env_errors": 1} and "told to fail" in broker.byes[last].message
+    assert broker.byes[last].faults == {"env_errors": 3} and "told to fail" in broker.byes[last].message
 
 
 def test_a_value_that_is_not_finite_fails_by_default_and_is_dropped_on_demand(broker, caplog):

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,11 +39,11 @@ class Commands:
         self.temporary = temporary
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """A process that goes on; its output is piped together."""
+    def start(self, *arguments: str, there: Sequence[str] = (), **variables: str) -> subprocess.Popen[str]:
+        """A process that goes on; its output is piped together. ``there`` begins the command line of another host."""
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("SEEDMQ_")}
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.cli", *arguments],
+            [*there, sys.executable, "-m", "pipeline.cli", *arguments],
             cwd=self.cwd,
             env={**environment, **variables, "TMPDIR": str(self.temporary)},
             stdin=subprocess.DEVNULL,

@@ -23,6 +23,16 @@ SHORT = (
     "store.kill",
     "store.cut_connections",
 )
+KINDER = (
+    "environment.leak",
+    "join.storm",
+    "messages.drop",
+    "messages.duplicate",
+    "messages.late",
+    "messages.reorder",
+    "store.misconf",
+)
+"""Nothing is killed by them."""
 KEYS = {"faults", "by_kind", "steps_lost", "ledger_closes", "solved", "longest_recovery_seconds"}
 
 
@@ -40,3 +50,12 @@ def test_every_role_dies_and_nothing_is_lost():
     assert line["faults"] == sum(line["by_kind"].values()) >= 5
     assert line["steps_lost"] == 0 and line["ledger_closes"]
     assert 0 < line["longest_recovery_seconds"] <= max(FAULTS[name].recovery_seconds for name in line["by_kind"])
+
+
+def test_lost_messages_leaks_and_a_crowd():
+    """Each once: what happens between worker and broker, to the store's snapshots, and what no process dies of."""
+    result, line = chaos("--once", "--seed", "7", "--faults", ",".join(KINDER))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert set(line) == KEYS
+    assert line["by_kind"] == dict.fromkeys(sorted(KINDER), 1)
+    assert line["steps_lost"] == 0 and line["ledger_closes"]

@@ -91,6 +91,17 @@ def test_training_goes_on_until_there_is_room_again(commands, disk, going, until
     assert figures["updates_since_checkpoint"] == 0
 
 
+def test_an_interrupt_with_a_full_disk_ends_with_4(commands, disk, going, until):
+    process = going("run.max_seconds=null")
+    fill(disk)
+    until(lambda: "checkpoint" in status(commands).get("failing", {}), 60, "a checkpoint that does not fit")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 4, output
+    (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "No space left" in error and "checkpoints" in error
+
+
 def test_a_last_checkpoint_that_does_not_fit_is_a_failure(commands, disk, going, until):
     process = going("run.max_seconds=12")
     fill(disk)

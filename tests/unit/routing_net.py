@@ -8,6 +8,7 @@ from pipeline.protocol import Hello, Kind, Report, decode, encode
 from pipeline.routing.actions import SendLearner, SendWorker, Settings
 from pipeline.routing.messages import LearnerMessages, WorkerMessages
 from pipeline.routing.router import Router
+from pipeline.routing.status import StatusBoard
 from pipeline.spaces import Leaf, Spaces
 
 SPACES = Spaces((Leaf("observation", "box", "float32", (4,)),), Leaf("action", "discrete", "int64", (), n=2)).to_wire()
@@ -32,8 +33,9 @@ class Net:
 
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.router = Router(settings, broker=99)
-        self._workers = WorkerMessages(self.router)
-        self._learners = LearnerMessages(self.router)
+        self.board = StatusBoard(self.router)
+        self._workers = WorkerMessages(self.router, self.board)
+        self._learners = LearnerMessages(self.router, self.board)
         self.now = 0.0
         self.to_workers: list[tuple[bytes, Kind, list[Any]]] = []
         self.to_learners: list[SendLearner] = []

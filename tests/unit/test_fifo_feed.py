@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from learner.feed import Batch
 from learner.fifo import FifoFeed
+from learner.trainer import Metrics
 from pipeline.ledger import Ledger
 from pipeline.stopping import StopToken
 from pipeline.store.codec import Codec, encode
@@ -60,8 +64,8 @@ class LosingFifo(MemoryFifo):
         return taken
 
 
-def feed_of(ledger: Ledger, stop: StopToken) -> FifoFeed:
-    settings: dict[str, Any] = dict.fromkeys(("make_store", "training_store", "trainer", "version", "keep"))
+def feed_of(ledger: Ledger, stop: StopToken, **more: Any) -> FifoFeed:
+    settings: dict[str, Any] = dict.fromkeys(("make_store", "training_store", "trainer", "version", "keep")) | more
     return FifoFeed(
         **settings,
         layout=LAYOUT,
@@ -77,7 +81,7 @@ def feed_of(ledger: Ledger, stop: StopToken) -> FifoFeed:
 def take(feed: FifoFeed, fifo: MemoryFifo) -> tuple[list[Item], list[int]]:
     """A batch, and the rows that its records are of."""
     records = np.zeros((2, LAYOUT.nbytes), np.uint8)
-    items = cast("list[Item]", feed._take(fifo, records))
+    items = [taken.item for taken in feed._take(fifo, records)]
     return items, LAYOUT.view(records)["row"].tolist()
 
 
@@ -91,6 +95,56 @@ def test_what_is_taken_while_the_store_loses_its_data_is_booked_once() -> None:
     assert found["error"] == 0 and found["dropped"] == {"store_lost": 40}
     assert found["waiting"] == {"assembler": 0, "store": 0, "prefetch": 20}
     assert fifo.counts().waiting == 20
+
+
+class LosingLaterFifo(MemoryFifo):
+    """Loses its data at the second take, and is given new."""
+
+    def __init__(self, state: FifoState, lose: Callable[[], None]) -> None:
+        super().__init__(state, "learner")
+        self.lose, self.takes = lose, 0
+
+    def take(self, count: int, timeout_seconds: float) -> list[Item]:
+        self.takes += 1
+        if self.takes == 2:
+            self.lose()
+        return super().take(count, timeout_seconds)
+
+
+@pytest.mark.parametrize(
+    ("when", "kept", "acknowledged", "waiting"),
+    [
+        ("never", 20, 0, 10),
+        ("before the update", 0, 0, 30),
+        ("after the update", 0, 0, 30),
+        ("within the batch", 10, 10, 10),  # 7 is taken before the loss is booked, and ended; 8 is trained, 9 waits
+    ],
+)
+def test_kept_for_a_checkpoint_counts_as_acknowledged_in_the_store_that_has_it(
+    when: str, kept: int, acknowledged: int, waiting: int
+) -> None:
+    state, ledger = FifoState(100, "block"), Ledger()
+
+    def lose() -> None:
+        state.clear()
+        ledger.lost("store", "store_lost")
+        put(fifo, ledger, 7, 8, 9)
+
+    fifo = LosingLaterFifo(state, lose) if when == "within the batch" else MemoryFifo(state, "learner")
+    put(fifo, ledger, *([0] if when == "within the batch" else [0, 1, 2]))
+    feed = feed_of(ledger, StopToken(), keep=5, training_store=fifo)
+    taken = feed._take(fifo, np.zeros((2, LAYOUT.nbytes), np.uint8))
+    if when == "before the update":
+        lose()
+    feed.done(cast("Batch", SimpleNamespace(handles=taken, valid=20)), cast("Metrics", {}))
+    if when == "after the update":
+        lose()
+
+    assert sum(item.valid for item in feed.kept()) == kept
+    found = feed.as_acknowledged(fifo.counts())
+    assert (found.acknowledged_total, found.waiting) == (acknowledged + kept, waiting)
+    feed.acknowledge_kept()
+    assert fifo.counts()._replace(length=0) == found._replace(length=0) and feed.kept() == []
 
 
 def test_what_does_not_open_is_dropped_and_others_take_its_place(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from pipeline.config.tree import RunSection
 from pipeline.launch.children import error_line, last_logged
 from pipeline.launch.evaluate import Ended, Schedule, ended_in, summarize
 from pipeline.launch.progress import Progress, duration, ending, ledger_error, line, seconds_left
-from pipeline.launch.status_text import render, who_waits
+from pipeline.launch.status_text import bottleneck_lines, render
 from pipeline.rows import FIRST, NO_REPLY, ROW, TERMINATED, TRUNCATED
 from workers.rows import StepRows
 
@@ -25,7 +25,6 @@ SUMMARY = {
     "updates": 67,
     "policy_lag_mean": 1.25,
     "ledger": {"error": 0},
-    "waiting_for": None,
     "stop_reason": "solved",
 }
 
@@ -70,6 +69,8 @@ def test_plain_output_is_a_line_every_few_seconds(capsys):
     assert lines[0] == "starting, 0 s: learner running; worker-0 restarting; learner: building"
     assert len(lines) == 3
     assert all(text.startswith("10 s, steps 43,210") for text in lines[1:])
+    named = {**SUMMARY, "bottleneck": {"component": "environments"}}
+    assert line(named, RunSection()).endswith(", bottleneck environments")
 
 
 def test_terminal_shows_one_block():
@@ -133,8 +134,16 @@ def test_final_rows_end_episodes_whether_they_need_a_reply_or_not():
     assert found.returns.tolist() == [7.0, 9.0]
 
 
+BOTTLENECK = {
+    "component": "environments",
+    "why": "environments step 97% of their time; inference waits 83% of its time for requests",
+    "advice": "more workers",
+    "since_seconds": 42.3,
+}
 STATUS = {
     "broker": "b",
+    "bottleneck": BOTTLENECK,
+    "stages": {"inference": {"busy": 0.17, "requests": 0.8, "room": 0.03}, "environments": {"busy": 0.97}, "x": {}},
     "workers_total": 1,
     "workers": [
         {"worker": 0, "worker_id": "[red]\x1b[2J", "state": "serving", "report": {"faults": {"env_errors": 2}}}
@@ -142,31 +151,47 @@ STATUS = {
     "learners": [{"learner": "l", "held_back": "store full", "pending_rows": 64, "oldest_wait_seconds": 0.25}],
     "learner": {
         "state": "training",
-        "waiting_for": "training waits for unrolls",
         "ledger": {"taken": 5, "dropped": {}},
     },
 }
 
 
-def test_status_says_who_waits_for_whom():
-    assert who_waits(STATUS) == [
-        "workers are held back: store full",
-        "64 rows wait for inference, the oldest for 0.2 s",
-        "training waits for unrolls",
-    ]
-    evaluating = {**STATUS, "workers": [{"worker": 0, "mode": "eval"}]}
-    assert "the learner waits for workers: only such that evaluate are connected" in who_waits(evaluating)
-    assert who_waits({}) == [
-        "workers wait for a learner: none is connected",
-        "the learner waits for workers: none is connected",
-    ]
-
-
-@pytest.mark.parametrize("status", [STATUS, {}, {"workers": 3, "learners": [1], "learner": []}])
-def test_status_is_shown_whatever_it_holds(status):
+def shown(status):
     console = Console(file=io.StringIO(), width=200)
     console.print(render(status))
-    output = console.file.getvalue()
+    return console.file.getvalue()
+
+
+def test_status_begins_with_what_everything_waits_for():
+    lines = [line.rstrip() for line in shown(STATUS).splitlines()]
+    assert lines[1:6] == [
+        "bottleneck: environments, for 42 s",
+        "  environments step 97% of their time",
+        "  inference waits 83% of its time for requests",
+        "  to scale: more workers",
+        "learner: training",
+    ]
+    table = [line.split() for line in lines[6:9]]
+    assert table == [
+        ["stage", "busy", "waiting", "for"],
+        ["environments", "97%"],
+        ["inference", "17%", "requests", "80%,", "room", "3%"],
+    ]
+    assert "64" in shown(STATUS) and "0.2 s" in shown(STATUS), "rows that wait for inference, and how long"
+    assert shown({}).splitlines()[1].rstrip() == "bottleneck: not known yet"
+
+
+def test_the_bottleneck_of_a_whole_run():
+    assert bottleneck_lines({**BOTTLENECK, "since_seconds": None})[0] == "bottleneck: environments, over the whole run"
+    assert bottleneck_lines(None) == [] == bottleneck_lines({"why": "x"})
+    assert bottleneck_lines({"component": "stop\x1b", "why": 3, "since_seconds": 1})[0] == "bottleneck: stop?, for 1 s"
+
+
+@pytest.mark.parametrize(
+    "status", [STATUS, {}, {"workers": 3, "learners": [1], "learner": [], "stages": {"feed": 3}, "bottleneck": 4}]
+)
+def test_status_is_shown_whatever_it_holds(status):
+    output = shown(status)
     assert "\x1b" not in output
     if status is STATUS:
         assert "[red]?[2J" in output

@@ -109,6 +109,14 @@ def test_learner_that_hangs_in_the_drain_is_a_failure():
     assert finish == Finish(3, LEARNER, "learner did not end within 8 s")
 
 
+@pytest.mark.parametrize("code", [2, 4])
+def test_a_drain_that_fails_for_a_known_cause_ends_with_its_code(code):
+    supervisor = begun({LEARNER: 3})
+    supervisor.signalled(2, 10.0)
+    (finish,) = supervisor.exited(LEARNER, code, 11.0)
+    assert finish == Finish(code, LEARNER, f"learner ended with exit code {code} while the run was stopping")
+
+
 def test_learner_that_crashes_in_the_drain_is_a_failure():
     supervisor = begun({LEARNER: 3, "worker-0": 1})
     supervisor.signalled(15, 10.0)

@@ -1,5 +1,6 @@
 """A restarted learner closes its predecessor's books, whatever the moment of death."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,34 @@ def test_versions_are_never_published_twice(tmp_path: Path) -> None:
     assert Versions(tmp_path / "versions.json").reserved > 699
     versions.release(699)
     assert Versions(tmp_path / "versions.json").reserved == 700
+
+
+def test_no_version_is_published_that_could_not_be_reserved(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    versions = Versions(folder / "versions.json")
+    versions.reserve(0)
+    reserved, version = versions.reserved, 0
+    folder.rename(tmp_path / "away")
+    for _ in range(reserved + 50):
+        with contextlib.suppress(OSError):
+            versions.reserve(version + 1)
+        version = versions.after(version)
+    assert version == reserved - 1
+    (tmp_path / "away").rename(folder)
+    successor = Versions(folder / "versions.json")
+    assert successor.begin(3) == reserved > version and successor.reserved > reserved
+    versions.reserved = successor.reserved
+    versions.reserve(version + 1)
+    assert versions.after(version) == version + 1
+
+
+def test_versions_are_reserved_without_room_on_the_disk(tmp_path: Path) -> None:
+    """The file does not grow, and no other is made beside it."""
+    versions = Versions(tmp_path / "versions.json")
+    versions.reserve(0)
+    before = (tmp_path / "versions.json").stat()
+    versions.reserve(2**60)
+    after = (tmp_path / "versions.json").stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert Versions(tmp_path / "versions.json").reserved > 2**60

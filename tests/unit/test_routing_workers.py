@@ -48,6 +48,36 @@ def test_more_environments_than_free_slots_wait_and_more_than_all_are_refused() 
     assert answer[0] == Kind.REFUSED and "8 environments do not fit learner.slots = 6" in str(answer[1])
 
 
+def test_a_worker_too_large_for_every_learner_waits_for_a_larger_one_and_is_refused_when_none_comes() -> None:
+    net = Net(SETTINGS._replace(settle_seconds=10.0))
+    net.learner(b"L", Kind.READY, ready(slots=6))
+    large = hello(3, groups=(4, 4))
+
+    def live(seconds: int, *peers: tuple[bytes, str, int]) -> None:
+        for _ in range(seconds):
+            net.advance(1.0)
+            for peer, name, slots in peers:
+                net.learner(peer, Kind.READY, ready(name, slots=slots))
+
+    reason = "8 environments do not fit learner.slots = 6"
+    assert say_hello(net, b"c", large) == [(Kind.WAIT, [3, f"{reason}: waiting for a larger learner"])]
+    live(9, (b"L", "l", 6))
+    assert say_hello(net, b"c", large)[0][0] == Kind.WAIT, "another learner may still come"
+    live(1, (b"L", "l", 6), (b"M", "m", 7))
+    live(9, (b"L", "l", 6), (b"M", "m", 7))
+    assert say_hello(net, b"c", large)[0][0] == Kind.WAIT, "one has come meanwhile"
+    live(2, (b"L", "l", 6), (b"M", "m", 7))
+    assert say_hello(net, b"c", large)[0][0] == Kind.REFUSED
+    live(6, (b"L", "l", 6))
+    assert say_hello(net, b"c", large)[0][0] == Kind.WAIT, "a silent one may be restarting, with more slots"
+    live(5, (b"L", "l", 6))
+    assert say_hello(net, b"c", large)[0][0] == Kind.WAIT, "a lost one too"
+    live(1, (b"L", "l", 6), (b"M", "m", 8))
+    assert net.serve(3, groups=(4, 4), peer=b"c") == 0
+    assert net.router.counters["hello_refused"] == 1
+    check(net.router)
+
+
 def test_max_workers() -> None:
     net = net_with_learner()
     for run in range(1, SETTINGS.max_workers + 1):
@@ -92,6 +122,17 @@ def test_bye_is_booked_with_its_report_and_answered_again_when_repeated() -> Non
     assert net.sent_to_learner(Kind.LEFT) == [[0, 1, "bye", Report(taken=9).to_wire()]]
     assert net.router.counters["request_of_gone_worker"] == 1
     assert net.worker(b"x", [encode(Kind.BYE, 77, Report().to_wire())]) == [(Kind.UNKNOWN, [77])]
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_worker_that_said_bye_and_connects_anew_hears_that_it_is_booked(draining: bool) -> None:
+    net = net_with_learner()
+    net.serve(1)
+    if draining:
+        net.learner(b"L", Kind.DISMISS, "solved")
+    net.worker(b"w1", [encode(Kind.BYE, 1, Report(taken=9).to_wire())])
+    assert say_hello(net, b"again", hello(1)) == [(Kind.GOODBYE, [1])]
+    assert len(net.router.leases) == 0
 
 
 def test_a_newer_run_of_the_same_worker_takes_over_and_the_older_is_told() -> None:

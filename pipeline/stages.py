@@ -1,0 +1,113 @@
+"""Stages of the data path: how many seconds each was busy, and for what it waited the rest.
+
+    environments -> broker -> inference -> writer -> (store) -> feed -> training
+
+A stage is one thread's loop. It says what it does whenever that changes, once or twice per batch and never per row;
+who reports reads the seconds of an interval as shares of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+BUSY = "busy"
+# What a stage waits for.
+ACTIONS = "actions"  # environments: inference's answer
+MESSAGES = "messages"  # broker: anybody
+REQUESTS = "requests"  # inference: environments
+UNROLLS = "unrolls"  # writer: inference; feed: the store has none, or the limiter lets none be sampled
+ROOM = "room"  # inference: the writer's backlog is full; writer: the store is; feed: the prefetched batches are
+BATCHES = "batches"  # training: the feed
+STORE = "store"  # training: the store's answer to an acknowledgement
+CHECKPOINT = "checkpoint"  # training: the checkpoint is written
+
+NAMES = ("environments", "broker", "inference", "writer", "feed", "training")
+"""In the order of the flow. Writer and feed are both sides of the store."""
+
+Seconds = dict[str, float]
+Shares = Mapping[str, Mapping[str, float]]
+"""Stage -> what it did -> share of its time, 0 to 1."""
+
+
+class Stage:
+    """Seconds of one stage by what it did. One thread enters, any reads.
+
+    Args:
+        name: One of ``NAMES``.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seconds: Seconds = {}
+        self._doing: str | None = None
+        self._since = 0.0
+
+    def enter(self, doing: str | None) -> None:
+        """From now on it does this: ``BUSY``, or what it waits for; None: its loop has ended."""
+        now = self._clock()
+        with self._lock:
+            if self._doing is not None:
+                self._seconds[self._doing] = self._seconds.get(self._doing, 0.0) + now - self._since
+            self._doing, self._since = doing, now
+
+    def add(self, busy_share: float, waits_for: str, seconds: float) -> None:
+        """Books what was measured elsewhere: of so many seconds, this share was busy."""
+        with self._lock:
+            for doing, share in ((BUSY, busy_share), (waits_for, 1.0 - busy_share)):
+                self._seconds[doing] = self._seconds.get(doing, 0.0) + share * seconds
+
+    def begin(self) -> None:
+        """Forgets what was before: the flow begins."""
+        with self._lock:
+            self._seconds.clear()
+            self._since = self._clock()
+
+    def seconds(self) -> Seconds:
+        """So far, with what goes on."""
+        with self._lock:
+            seconds = dict(self._seconds)
+            if self._doing is not None:
+                seconds[self._doing] = seconds.get(self._doing, 0.0) + self._clock() - self._since
+        return seconds
+
+
+class Meter:
+    """Shares of stages by interval; belongs to the thread that reports.
+
+    Args:
+        stages: Which.
+    """
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        self._stages = list(stages)
+        self._before = {stage.name: stage.seconds() for stage in self._stages}
+
+    def interval(self) -> Shares:
+        """Since the last call; without stages of which nothing is known."""
+        now = {stage.name: stage.seconds() for stage in self._stages}
+        found = {name: shares(seconds, self._before[name]) for name, seconds in now.items()}
+        self._before = now
+        return {name: share for name, share in found.items() if share}
+
+    def total(self) -> Shares:
+        """Since the stages began."""
+        found = {stage.name: shares(stage.seconds()) for stage in self._stages}
+        return {name: share for name, share in found.items() if share}
+
+
+def shares(seconds: Mapping[str, float], before: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Shares of the time since ``before``, which add up to 1; empty where there was none."""
+    spent = {doing: max(0.0, value - (before or {}).get(doing, 0.0)) for doing, value in seconds.items()}
+    whole = sum(spent.values())
+    return {doing: value / whole for doing, value in spent.items() if value > 0.0} if whole > 0.0 else {}
+
+
+def in_order(shares: Mapping[str, Any]) -> list[str]:
+    """Names of stages, in the order of the flow; none that is not of it."""
+    return [name for name in NAMES if name in shares]
