@@ -40,6 +40,7 @@ from benchmarks import harness
 from benchmarks.harness import Measure, Metric, Peer
 from benchmarks.peers.window import Window
 from benchmarks.runs import command
+from pipeline.stages import BATCHES
 
 SECONDS = 30.0
 """Of each measurement, warm-up apart."""
@@ -66,8 +67,8 @@ class Readings:
         """Whether the window is over. A summary from before the first update does not count, nor one read twice."""
         if summary["updates"] and summary["seconds"] != self._last:
             self._last = summary["seconds"]
-            if self._window.open:  # the rates of a summary are those of the interval that ends with it
-                self._waits.append(summary["rates"]["training_wait_share"])
+            if self._window.open:  # the shares in a summary are those of the interval that ends with it
+                self._waits.append(summary["stages"]["training"].get(BATCHES, 0.0))
             self._window.add(summary["seconds"], summary["agent_steps"])
         return self._window.over
 

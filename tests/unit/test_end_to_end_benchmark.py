@@ -23,8 +23,8 @@ PEERS = ["sample_factory", "sample_factory_vectorized", "rllib_impala", "rllib_i
 
 
 def summary(seconds: float, steps: int, updates: int = 1, wait_share: float = 0.0) -> dict[str, Any]:
-    rates = {"training_wait_share": wait_share}
-    return {"seconds": seconds, "agent_steps": steps, "updates": updates, "rates": rates}
+    stages = {"training": {"busy": 1.0 - wait_share} | ({"batches": wait_share} if wait_share else {})}
+    return {"seconds": seconds, "agent_steps": steps, "updates": updates, "stages": stages}
 
 
 def test_a_window_begins_after_the_warm_up_and_holds_whole_updates() -> None:
