@@ -7,12 +7,14 @@ What a group would step stands still instead: ``Still`` gives the same rows at o
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,12 +88,12 @@ class Paced(Stepping):
         n: Environments.
         begun: Monotonic seconds of the first step.
         period: Seconds between steps.
-        tell: Takes float64 ``[k, 2]`` at the end: when each request was sent (monotonic), seconds to its actions.
+        file: Written at the end, float64 ``[k, 2]``: when each request was sent (monotonic), seconds to its actions.
     """
 
-    def __init__(self, spaces: Spaces, n: int, begun: float, period: float, tell: Callable[[Any], None]) -> None:
+    def __init__(self, spaces: Spaces, n: int, begun: float, period: float, file: Path) -> None:
         super().__init__(spaces, n)
-        self._next, self._period, self._tell = begun, period, tell
+        self._next, self._period, self._file = begun, period, file
         self._sent: float | None = None
         self._found: list[tuple[float, float]] = []
 
@@ -100,13 +102,18 @@ class Paced(Stepping):
         if self._sent is not None:
             self._found.append((self._sent, now - self._sent))
         rows = super().step(buffer)
-        self._next += self._period * max(1, -int((self._next - now) // self._period))
+        self._next = next_due(self._next, self._period, now)
         pause_until(self._next)
         self._sent = time.monotonic()
         return rows
 
     def close(self) -> None:
-        self._tell(np.array(self._found).reshape(-1, 2))
+        np.save(self._file, np.array(self._found).reshape(-1, 2))
+
+
+def next_due(due: float, period: float, now: float) -> float:
+    """The first time of those every ``period`` after ``due`` that has not passed."""
+    return due + period * max(1, math.ceil((now - due) / period))
 
 
 def pause_until(due: float) -> None:
