@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 WARM_UP_SECONDS = 1.0
 LARGE_BYTES = 2**16  # from here on pyzmq's frames are cheaper than copies
 POLL_MILLISECONDS = 100

@@ -39,7 +39,7 @@ from pipeline.spaces import Leaf, Spaces
 from pipeline.stopping import OwnedThread, StopToken
 from pipeline.unrolls import UnrollLayout
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 WARM_UP_SECONDS = 1.0
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.02
