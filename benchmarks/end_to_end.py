@@ -17,7 +17,8 @@ the same length, counts what was trained on and has the machine to itself. What 
     limit                      1 / (1 / environment + 1 / policy + 1 / training), each alone on all CPUs with the run's
                                batch shapes; ``limits.pong.agent_steps_per_second`` of ``seedmq bench limits``; Pong
 
-``training.wait_share`` is the share of the window in which the training loop of the Pong run waited for batches.
+``training.wait_share`` is the share of the window in which the training loop of the Pong run was not busy: it waited for
+a batch, for the store's answer or for a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from benchmarks import harness
 from benchmarks.harness import Measure, Metric, Peer
 from benchmarks.peers.window import Window
 from benchmarks.runs import command
-from pipeline.stages import BATCHES
+from pipeline.stages import BUSY
 
 SECONDS = 30.0
 """Of each measurement, warm-up apart."""
@@ -68,7 +69,7 @@ class Readings:
         if summary["updates"] and summary["seconds"] != self._last:
             self._last = summary["seconds"]
             if self._window.open:  # the shares in a summary are those of the interval that ends with it
-                self._waits.append(summary["stages"]["training"].get(BATCHES, 0.0))
+                self._waits.append(1.0 - summary["stages"]["training"].get(BUSY, 0.0))
             self._window.add(summary["seconds"], summary["agent_steps"])
         return self._window.over
 
@@ -79,7 +80,7 @@ class Readings:
 
     @property
     def wait_share(self) -> float:
-        """Of the training loop's time, 0 to 1, in which it waited for a batch."""
+        """Of the training loop's time, 0 to 1, in which it was not busy."""
         return statistics.fmean(self._waits)
 
 
@@ -124,8 +125,8 @@ def run(preset: str, seconds: float) -> Readings:
                     raise TimeoutError(f"{preset} did not stop within {END_SECONDS:g} s") from error
         if code != STOPPED:
             raise RuntimeError(f"{preset} ended with {code}: {harness.text(output)[-2000:]}")
-        if error := json.loads((folder / "summary.json").read_text())["ledger"]["error"]:
-            raise RuntimeError(f"{preset}: the ledger is off by {error}")
+        if off := json.loads((folder / "summary.json").read_text())["ledger"]["error"]:
+            raise RuntimeError(f"{preset}: the ledger is off by {off}")
     return readings
 
 

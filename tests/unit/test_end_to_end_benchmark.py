@@ -23,7 +23,7 @@ PEERS = ["sample_factory", "sample_factory_vectorized", "rllib_impala", "rllib_i
 
 
 def summary(seconds: float, steps: int, updates: int = 1, wait_share: float = 0.0) -> dict[str, Any]:
-    stages = {"training": {"busy": 1.0 - wait_share} | ({"batches": wait_share} if wait_share else {})}
+    stages = {"training": {"busy": 1.0 - wait_share, "batches": wait_share / 2, "store": wait_share / 2}}
     return {"seconds": seconds, "agent_steps": steps, "updates": updates, "stages": stages}
 
 
