@@ -17,8 +17,8 @@ the same length, counts what was trained on and has the machine to itself. What 
     limit                      1 / (1 / environment + 1 / policy + 1 / training), each alone on all CPUs with the run's
                                batch shapes; ``limits.pong.agent_steps_per_second`` of ``seedmq bench limits``; Pong
 
-``training.wait_share`` is the share of the window in which the training loop of the Pong run was not busy: it waited for
-a batch, for the store's answer or for a checkpoint.
+``training.wait_share`` is the share of the window in which the training loop of the Pong run was not busy: it waited
+for a batch, for the store's answer or for a checkpoint.
 """
 
 from __future__ import annotations
