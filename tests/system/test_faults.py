@@ -22,7 +22,7 @@ from pipeline.config.tree import Config
 from pipeline.rows import environment_id
 from pipeline.store.codec import decode
 from pipeline.store.embedded import EmbeddedServer
-from tests.runs import settings, summary
+from tests.runs import processor_seconds, settings, summary
 from workers.spaces import spaces_of
 
 pytestmark = pytest.mark.system
@@ -263,7 +263,9 @@ def test_damaged_and_foreign_checkpoints(commands, until):
     saved = sorted((run.directory / "checkpoints").glob("0*"))
     os.truncate(saved[-1] / "arrays.npz", 100)
     again = ["run", PRESET, *SMALL, "--run-dir", "run", "--resume"]
+    spent = processor_seconds()
     foreign = commands.run(*again, *settings("network.hidden=[32,32]"))
+    assert processor_seconds() - spent < 10
     assert foreign.returncode == 2, foreign.stdout
     assert foreign.stdout.startswith("error: network.hidden = [32, 32]: the run in run has [64, 64]")
     for path in saved[:-1]:
