@@ -128,7 +128,7 @@ class Pipeline:
         return said, learner_said
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(480)
 def test_after_90_seconds_of_dropped_packets_all_resume_within_30(commands, until, network, store_url):
     """The link of the workers to an embedded and to a separate broker, and that of a learner to its broker.
 
@@ -136,7 +136,7 @@ def test_after_90_seconds_of_dropped_packets_all_resume_within_30(commands, unti
     """
     keys.write_keys(commands.cwd / "keys")
     pipelines = [Pipeline(commands, network, store_url, placement) for placement in PLACEMENTS]
-    until(lambda: all(one.updates() > 5 for one in pipelines), 120, "both train")
+    until(lambda: all(one.updates() > 5 for one in pipelines), 200, "both train")
     environments = commands.find("spawn_main")
     network.silence()
     silent_since = time.monotonic()
