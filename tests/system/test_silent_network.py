@@ -91,7 +91,7 @@ class Pipeline:
         values = [
             "workers.envs=8", "run.log_interval_seconds=0.2", "run.solved_return=null", "run.max_seconds=1000",
             f"store.url={store_url}", f"store.prefix={placement}", f"broker.placement={placement}",
-            f"security.keys={commands.cwd / 'keys'}",
+            f"security.keys={commands.cwd / 'keys'}", "workers.connect_timeout_seconds=300",
             f"workers.id={placement}", f"broker.bind=tcp://{network.address}:{front}",
             f"broker.learner_bind=tcp://{network.address}:{back}",
         ]  # fmt: skip
