@@ -36,7 +36,7 @@ from benchmarks.harness import Metric
 from benchmarks.unrolls import GAMES, atari_frames, fill, layout_of
 from learner.replay_index import ReplayIndex
 from pipeline.spaces import Leaf
-from pipeline.store.codec import choose, decode_batch, encode
+from pipeline.store.codec import choose, decode_whole, encode
 from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.interface import Insert, Item, Put
 from pipeline.store.redis_client import RedisServer
@@ -167,7 +167,7 @@ def _feed(url: str, ready: queue.Queue[list[Item]], stop: threading.Event) -> No
     while not stop.is_set():
         items = fifo.take(BATCH, 1.0)
         if items:
-            decode_batch([item.payload for item in items], LAYOUT, next(buffers)[: len(items)])
+            assert not any(decode_whole([item.payload for item in items], LAYOUT, next(buffers)[: len(items)]))
             ready.put(items, timeout=DEADLINE_SECONDS)
     fifo.close()
 
@@ -201,7 +201,7 @@ def _prioritized(server: EmbeddedServer, folder: Path, seconds: float) -> float:
     def read() -> int:
         ids, _ = index.sample(BATCH, rng)
         payloads = [payload for payload in replay.fetch(ids.tolist()) if payload is not None]
-        decode_batch(payloads, LAYOUT, records[: len(payloads)])
+        assert not any(decode_whole(payloads, LAYOUT, records[: len(payloads)]))
         priorities = rng.uniform(0.1, 2.0, BATCH)
         index.update(ids, priorities)
         replay.update_priorities(ids.tolist(), priorities.tolist())

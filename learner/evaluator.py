@@ -1,4 +1,4 @@
-"""What an evaluation decides: rounds of episodes under fixed weights, one after the other, until one solves the task."""
+"""What an evaluation decides: rounds of episodes under fixed weights, until one solves the task."""
 
 from __future__ import annotations
 

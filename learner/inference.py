@@ -118,7 +118,6 @@ class InferenceLoop:
     def serve_with(self, serving: Serving) -> None:
         """The policy is built: workers are admitted from now on."""
         self._serving = serving
-        self.stage.begin()
 
     def at_rest(self, call: Callable[[], T], timeout_seconds: float) -> T:
         """Runs ``call`` between batches: a consistent cut through what the loop's thread owns.

@@ -190,6 +190,8 @@ class Reporter:
         if inference.broker_busy is not None:
             self._broker.add(inference.broker_busy, MESSAGES, elapsed)
         self._shares = self._meter.interval()
+        if not parts.training.updates:
+            self._meter.begin()  # the whole run's shares are without its start
         with self._lock:
             self._watch.observe(diagnose(self._facts(parts, self._shares)), now)
 

@@ -6,7 +6,8 @@ learner that is missing. In this order, the first that holds is named:
     the run stops > no learner, or one that does not train yet > the store is away or full > no workers > the shares
 
 Of the shares: training, where it waits for less than ``GOOD_WAIT`` of its time (nothing is to be gained elsewhere);
-else the busiest of the others, which training waits for. Where none of them is busy, messages are on their way.
+else the busiest of the others, which training waits for. Where none of them is busy, training is what is left, and
+where it is not busy either, messages are on their way.
 """
 
 from __future__ import annotations
@@ -120,12 +121,14 @@ def _by_shares(shares: Shares, waits: tuple[str, ...]) -> Diagnosis:
     if "environments" not in shares and used[component] < IDLE:
         return Diagnosis("workers", ("no environment has stepped", *waits), ADVICE["workers"])
     why = [_BUSY_WORDS[component].format(busy=used[component])]
-    if used[component] < IDLE:
+    if used[component] < IDLE < training.get(BUSY, 0.0):
+        component, why = "training", [f"training is busy {training[BUSY]:.0%} of its time, and nothing else is"]
+    elif used[component] < IDLE:
         component, why = "messages", ["no stage is busy: requests and actions are on their way"]
     why += [
         words.format(waits=share)
         for name, doing, words in _WAITING_WORDS
-        if name != component and (share := _share(shares, name, doing)) >= SHOWN_WAIT
+        if (name != component or name == "training") and (share := _share(shares, name, doing)) >= SHOWN_WAIT
     ]
     return Diagnosis(component, (*why, *waits), ADVICE[component])
 

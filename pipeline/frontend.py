@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 RECEIVE_LIMIT = 512  # messages per call, so that sending gets its turn under load
 PARTING_SECONDS = 1.0
-PROBE_SECONDS = 0.02
+PROBE_SECONDS = 0.02  # before the second GOODBYE; then twice as long each time
 UNREACHABLE = "worker_unreachable"
 Frames = list[zmq.Frame]
 Take = Callable[[bytes, list[Any], float], None]
@@ -157,6 +157,7 @@ class Frontend:
     def _part(self) -> None:
         """Says GOODBYE again to each until it is gone."""
         parting, deadline = self.router.parting, time.monotonic() + PARTING_SECONDS
+        pause = PROBE_SECONDS
         while parting and (now := time.monotonic()) < deadline:
             self.receive(now)
             self.send()
@@ -164,7 +165,8 @@ class Frontend:
                 if self._send_one(SendWorker(peer, encode(Kind.GOODBYE, run), [])) == UNREACHABLE:
                     del parting[peer]
             if parting:
-                self.wait(PROBE_SECONDS)
+                self.wait(pause)
+                pause *= 2  # one that does not read must not be filled up
 
     def _send_one(self, action: SendWorker) -> str | None:
         """The counter of why it was not sent, or None."""

@@ -62,12 +62,6 @@ class Stage:
             for doing, share in ((BUSY, busy_share), (waits_for, 1.0 - busy_share)):
                 self._seconds[doing] = self._seconds.get(doing, 0.0) + share * seconds
 
-    def begin(self) -> None:
-        """Forgets what was before: the flow begins."""
-        with self._lock:
-            self._seconds.clear()
-            self._since = self._clock()
-
     def seconds(self) -> Seconds:
         """So far, with what goes on."""
         with self._lock:
@@ -86,7 +80,11 @@ class Meter:
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         self._stages = list(stages)
-        self._before = {stage.name: stage.seconds() for stage in self._stages}
+        self._before = self._first = {stage.name: stage.seconds() for stage in self._stages}
+
+    def begin(self) -> None:
+        """The run begins: ``total`` counts from the last ``interval`` on."""
+        self._first = self._before
 
     def interval(self) -> Shares:
         """Since the last call; without stages of which nothing is known."""
@@ -96,8 +94,8 @@ class Meter:
         return {name: share for name, share in found.items() if share}
 
     def total(self) -> Shares:
-        """Since the stages began."""
-        found = {stage.name: shares(stage.seconds()) for stage in self._stages}
+        """Since ``begin``."""
+        found = {stage.name: shares(stage.seconds(), self._first[stage.name]) for stage in self._stages}
         return {name: share for name, share in found.items() if share}
 
 

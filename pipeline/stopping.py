@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS = 0.1
+PAUSE_SECONDS = 1.0
 
 
 class StopToken:
@@ -97,7 +98,8 @@ def hard_end(stop: StopToken, seconds: float) -> Iterator[None]:
     """Ends the process with exit code 3 where the block goes on for so long after the stop, whatever it is in.
 
     Python runs handlers of signals on the main thread alone. While that is in C code, as it is for seconds where
-    TensorFlow compiles, the time of a first signal is taken here, and a second one exits with 128 + signal.
+    TensorFlow compiles, the time of a first signal is taken here, and a second one exits with 128 + signal. Time for
+    which the whole process stood still (SIGSTOP) does not count.
 
     Must be entered on the main thread.
     """
@@ -107,6 +109,7 @@ def hard_end(stop: StopToken, seconds: float) -> Iterator[None]:
 
     def watch() -> None:
         heard: list[float] = []
+        paused, looked = 0.0, time.monotonic()
         while not over.is_set():
             if select.select([readable], [], [], LOOK_SECONDS)[0]:
                 for number in os.read(readable, 64):
@@ -115,7 +118,11 @@ def hard_end(stop: StopToken, seconds: float) -> Iterator[None]:
                     if len(heard) > 1:
                         os._exit(128 + number)
             began = stop.at if not heard or stop.at is not None else heard[0]
-            if began is not None and time.monotonic() > began + seconds:
+            now = time.monotonic()
+            if now - looked > PAUSE_SECONDS and began is not None:
+                paused += now - max(looked, began)
+            looked = now
+            if began is not None and now > began + seconds + paused:
                 log.critical(
                     "not stopped within run.drain_timeout_seconds = %g: still in %s; the last checkpoint is what stays",
                     seconds,

@@ -38,8 +38,8 @@ class CounterEnv(gymnasium.Env):
         ends: ``terminated``, ``truncated`` or ``both``.
         fault: What happens at step ``at`` of episode ``episode``: ``raise``, ``hang`` (Python), ``hang_gil`` (C, holds
             the GIL), ``exit``, ``segfault``, ``nan`` (observation), ``nan_reward``, ``shape``, ``leak`` (of
-            ``LEAK_BYTES``); ``hang_reset``: at the
-            reset of that episode; ``fork``: no fault, at every step a process that ends at once.
+            ``LEAK_BYTES``); ``hang_reset``: at the reset of that episode; ``hang_close``: when it is closed; ``fork``:
+            no fault, at every step a process that ends at once.
         once: A file: the fault happens only while it does not exist, and makes it.
         float64_reset: The reset observation comes as float64.
         action: ``discrete`` or ``box``.
@@ -96,10 +96,19 @@ class CounterEnv(gymnasium.Env):
         observation, reward = self._observation(), float(self.steps)
         if self.fault == "fork":
             fork()
-        elif self.fault and self.steps == self.at and self.episode == self.fault_episode and self._due():
+        elif (
+            self.fault not in (None, "hang_close")
+            and self.steps == self.at
+            and self.episode == self.fault_episode
+            and self._due()
+        ):
             observation, reward = self._fail(observation, reward)
         done = self.steps >= self.length
         return observation, reward, done and self.ends != "truncated", done and self.ends != "terminated", {}
+
+    def close(self) -> None:
+        if self.fault == "hang_close" and self._due():
+            misbehave(self.fault, None, 0.0)
 
     def _observation(self) -> Any:
         box = np.array([self.number, self.episode, self.steps], np.float32)
@@ -111,12 +120,16 @@ class CounterEnv(gymnasium.Env):
         inner = {"step": np.int64(self.steps), "deep": deep}
         return {"a": inner, "z": box} if self.steps % 2 else {"z": box, "a": dict(reversed(inner.items()))}
 
+    def _is_the_step(self) -> bool:
+        return self.steps == self.at and self.episode == self.fault_episode
+
     def _due(self) -> bool:
         if self.once is None:
             return True
-        if os.path.exists(self.once):
+        try:
+            open(self.once, "x").close()
+        except FileExistsError:
             return False
-        open(self.once, "w").close()
         return True
 
     def _fail(self, observation: Any, reward: float) -> tuple[Any, float]:
@@ -125,11 +138,23 @@ class CounterEnv(gymnasium.Env):
         return misbehave(str(self.fault), observation, reward)
 
 
+class Counted(gymnasium.Wrapper):
+    """Adds a byte to the file that ``COUNTED_STEPS`` names at every step."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._file = os.open(os.environ["COUNTED_STEPS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        os.write(self._file, b".")
+        return self.env.step(action)
+
+
 def misbehave(fault: str, observation: Any, reward: float) -> tuple[Any, float]:
     """Does one of the faults of ``CounterEnv``, in the middle of a step; what is left of observation and reward."""
     if fault == "raise":
         raise RuntimeError("the environment was told to fail")
-    if fault in ("hang", "hang_reset"):
+    if fault in ("hang", "hang_reset", "hang_close"):
         while True:
             time.sleep(0.1)
     if fault == "hang_gil":

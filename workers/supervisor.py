@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 DUMP_SECONDS = 2.0
+LAST_DUMP_SECONDS = 0.5  # where the stop waits for it
 MEMORY_SECONDS = 0.5
 MAX_REPORTS = 8  # in one HELLO, whose head is bounded
 
@@ -161,7 +162,7 @@ class Supervisor:
                     making = block.phase is Phase.MAKING  # nothing is taken, and nobody has heard of it
                     kill_at = now + (0.0 if making else self._config.run.drain_timeout_seconds)
             if kill_at is not None and now >= kill_at:
-                log.warning("worker %s: not drained in time (%s): killed", self.worker_id, self._place(block))
+                self._say_killed(process, block, dump)
                 return self._too_large(large)
             since = block.numbers[At.SINCE]
             if now - block.since_seconds <= self._timeout(block.phase):
@@ -180,6 +181,12 @@ class Supervisor:
         return Fault(
             "env_memory", f"the environments' process has {nbytes} bytes, above environment.max_memory_bytes = {most}"
         )
+
+    def _say_killed(self, process: SpawnProcess, block: Block, dump: Path) -> None:
+        place = self._place(block)
+        making = block.phase is Phase.MAKING
+        stack = "" if making else f"; its stack:\n{self._stack(process, dump, LAST_DUMP_SECONDS)}"
+        log.warning("worker %s: not drained in time (%s): killed%s", self.worker_id, place, stack)
 
     def _timeout(self, phase: Phase) -> float:
         environment = self._config.environment
@@ -227,12 +234,12 @@ class Supervisor:
         while len(self._reports) > MAX_REPORTS:  # at most one of them took steps
             del self._reports[min(self._reports, key=lambda dead: self._reports[dead].taken)]
 
-    def _stack(self, process: SpawnProcess, dump: Path) -> str:
-        """Asks the child for its stacks."""
+    def _stack(self, process: SpawnProcess, dump: Path, seconds: float = DUMP_SECONDS) -> str:
+        """Asks the child for its stacks, and waits so long for them."""
         before = len(_read(dump))
         if process.pid is not None:
             os.kill(process.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + DUMP_SECONDS
+        deadline = time.monotonic() + seconds
         text = ""
         while time.monotonic() < deadline:
             ended = connection.wait([process.sentinel], POLL_SECONDS)

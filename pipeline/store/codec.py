@@ -121,39 +121,8 @@ def encode(record: Records, layout: UnrollLayout, codec: Codec) -> bytes:
     return b"".join((_FRONTS[codec], _CHECKSUM.pack(checksum), rest, body))
 
 
-def decode(payload: bytes, layout: UnrollLayout) -> Records:
-    """One payload to its record, uint8 ``[layout.nbytes]``.
-
-    Raises:
-        StoreError: damaged, of another layout or of another version.
-    """
-    record: Records = decode_batch([payload], layout)[0]
-    return record
-
-
-def decode_batch(payloads: Sequence[bytes], layout: UnrollLayout, out: Records | None = None) -> Records:
-    """Payloads to records, each copied once, into its row.
-
-    Args:
-        payloads: B payloads.
-        layout: Their layout.
-        out: uint8 ``[B, layout.nbytes]``, contiguous, to fill; a new array where None.
-
-    Returns:
-        uint8 ``[B, layout.nbytes]``.
-
-    Raises:
-        StoreError: the first payload that is damaged, of another layout or of another version; names its environment
-            and run where the header can be read.
-    """
-    records = np.empty((len(payloads), layout.nbytes), np.uint8) if out is None else out
-    for row, payload in zip(records, payloads, strict=True):
-        _open(payload, layout, row)
-    return records
-
-
 def decode_whole(payloads: Sequence[bytes], layout: UnrollLayout, out: Records) -> list[StoreError | None]:
-    """As ``decode_batch``, and a payload that does not open keeps none of the others from it.
+    """Payloads to records, each copied once, into its row; one that does not open keeps none of the others from it.
 
     Args:
         payloads: B payloads.
@@ -161,7 +130,8 @@ def decode_whole(payloads: Sequence[bytes], layout: UnrollLayout, out: Records) 
         out: uint8 ``[B, layout.nbytes]``, contiguous, to fill; the row of a payload that does not open holds anything.
 
     Returns:
-        Of each payload None, or what ``decode_batch`` would raise.
+        Of each payload None, or why it does not open: damaged, of another layout or of another version. Names its
+        environment and run where the header can be read.
     """
     errors: list[StoreError | None] = []
     for row, payload in zip(out, payloads, strict=True):

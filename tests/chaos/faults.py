@@ -34,8 +34,8 @@ JOIN_SECONDS = 120.0
 MESSAGES = {
     "duplicate": (Fate(duplicate=0.5), 4.0, ("repeated_step",)),
     "reorder": (Fate(duplicate=0.3, reorder=0.3), 4.0, ("stale_step",)),
-    "late": (Fate(late=0.05), 8.0, ("repeated_step", "stale_step", "reply_not_awaited")),
-    "drop": (Fate(drop=0.05), 8.0, ("repeated_step", "reply_not_awaited")),
+    "late": (Fate(late=0.05), 6.0, ("repeated_step", "stale_step", "reply_not_awaited")),
+    "drop": (Fate(drop=0.05), 4.0, ("repeated_step", "reply_not_awaited")),
 }
 """What befalls messages, for how many seconds, and the broker's counters that show it, one of them at least."""
 

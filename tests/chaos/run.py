@@ -163,7 +163,7 @@ def _recover(pipeline: Pipeline, name: str, bound: float, report: Report) -> flo
     took = recovery(pipeline, released, bound)
     if took is None:
         status = pipeline.status()
-        shown = {k: v for k, v in status.get("learner", {}).items() if k in ("state", "waiting_for", "failing")}
+        shown = {k: v for k, v in status.get("learner", {}).items() if k in ("state", "bottleneck", "failing")}
         who = [
             (one["worker_id"], one["state"], round(one["heard_seconds_ago"], 1)) for one in status.get("workers", [])
         ]

@@ -22,7 +22,7 @@ from pipeline.requests import StepRequest
 from pipeline.routing.learners import Ready
 from pipeline.rows import ROW
 from pipeline.spaces import Leaf, Spaces
-from pipeline.store.codec import decode as decode_unroll
+from pipeline.store.codec import decode_whole
 from pipeline.unrolls import UnrollLayout
 from tests.unit.routing_net import Net, check, ready
 
@@ -96,12 +96,9 @@ def request(data: bytes) -> bool:
 
 def unroll(data: bytes) -> bool:
     """One stored unroll."""
-    try:
-        record = decode_unroll(data, LAYOUT)
-    except StoreError:
-        return False
-    assert record.shape == (LAYOUT.nbytes,)
-    return True
+    (error,) = decode_whole([data], LAYOUT, np.empty((1, LAYOUT.nbytes), np.uint8))
+    assert error is None or isinstance(error, StoreError)
+    return error is None
 
 
 def config(data: bytes) -> bool:

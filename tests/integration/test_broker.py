@@ -131,7 +131,7 @@ def test_twenty_restarts_of_one_worker_under_load_are_served_twenty_times(tmp_pa
     old: list[FakeWorker] = []
     for run in range(1, 21):
         worker = FakeWorker(context, config, "same", run, [1], steps=3)
-        until(lambda: worker.done, lambda: advance(learner, [other, worker]))  # noqa: B023
+        until(lambda: worker.done, lambda: advance(learner, [other, worker]), seconds=5.0)  # noqa: B023
         old.append(worker)
     until(
         lambda: all(any(x.kind == Kind.REFUSED for x in worker.said) for worker in old[:-1]),

@@ -212,6 +212,21 @@ class Stage:
         return code
 
 
+class Memory:
+    """Resident bytes of a process over time."""
+
+    def __init__(self, pid: int) -> None:
+        self._process, self._resident = psutil.Process(pid), list[int]()
+
+    def look(self) -> None:
+        self._resident.append(self._process.memory_info().rss)
+
+    @property
+    def growth(self) -> int:
+        """The largest against that after a twentieth of the looks."""
+        return max(self._resident) - self._resident[len(self._resident) // 20]
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path)
@@ -223,29 +238,28 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 @pytest.mark.timeout(max(120, MESSAGES // 50))
 def test_spoilt_messages_at_a_broker(stage: Stage) -> None:
     attack, served, learner = stage.attack, stage.served, stage.learner
-    memory: list[int] = []
+    memory = Memory(stage.broker.pid)
     steps: list[tuple[float, int]] = []
     until(lambda: served.welcomed and stage.spoiled.welcomed, stage.go_on)
     while (spoilt := sum(attack.sent[how] for how in HOW)) < MESSAGES:
         for _ in range(10):
             attack.one()
         stage.go_on()
-        memory.append(psutil.Process(stage.broker.pid).memory_info().rss)
+        memory.look()
         steps.append((time.monotonic(), served.sequence[0]))
     found = stage.status()
     looked_at = sum(found["messages"].values())
     refused = sum(n for name, n in found["counters"].items() if name.startswith("malformed_") or name in REFUSALS)
-    growth = max(memory) - memory[len(memory) // 20]
     own_pause = max(after - before for (before, _), (after, _) in itertools.pairwise(steps))
     print(
         f"\nbroker: {spoilt} spoilt messages ({dict(attack.sent)}) of {looked_at} that it looked at: "
-        f"{refused} refused, {looked_at - refused} taken; memory +{growth / 2**20:.1f} MB; "
+        f"{refused} refused, {looked_at - refused} taken; memory +{memory.growth / 2**20:.1f} MB; "
         f"the worker that was served made {steps[-1][1]} steps, its longest pause {longest_pause(steps):.2f} s "
         f"(of the test itself {own_pause:.2f} s); "
         f"answers {dict(attack.answers)}; {found['counters']}"
     )
     assert refused >= attack.sent["truncated"] + attack.sent["flipped"] // 10, "a truncated one is never valid"
-    assert growth < GROWTH_BYTES
+    assert memory.growth < GROWTH_BYTES
     assert served.wrong == [] and learner.errors == [] and not served.refused and not served.drained
     assert steps[-1][1] > len(steps) / 20 and longest_pause(steps) < 5.0 + own_pause
     late = stage.worker("late", 2**61 + 3, [1], steps=20)
@@ -347,42 +361,40 @@ def test_spoilt_unrolls_in_the_fifo(shared_redis: EmbeddedServer, prefix: str) -
     feed = reader.path.feed
     assert isinstance(feed, FifoFeed)
     reader.prefetch.start()
-    memory = []
+    memory = Memory(os.getpid())
     while reader.spoilt < MESSAGES:
         reader.put()
         until(lambda: reader.ledger.snapshot()["waiting"]["store"] == 0, reader.update)
-        memory.append(psutil.Process().memory_info().rss)
+        memory.look()
     until(lambda: feed.damage.unrolls == reader.spoilt and reader.ledger.snapshot()["trained"] > 0, reader.update)
     while reader.update():
         pass
     reader.close()
     ledger = reader.ledger.snapshot()
-    growth = max(memory) - memory[len(memory) // 20]
-    print(f"\nfifo: {reader.spoilt} spoilt, {reader.whole} whole; memory +{growth / 2**20:.1f} MB; {ledger}")
+    print(f"\nfifo: {reader.spoilt} spoilt, {reader.whole} whole; memory +{memory.growth / 2**20:.1f} MB; {ledger}")
     assert feed.damage.unrolls == reader.spoilt
     assert ledger["dropped"]["damaged"] == reader.valid[False]
     assert ledger["trained"] + ledger["waiting"]["prefetch"] == reader.valid[True] and ledger["error"] == 0
-    assert ledger["waiting"]["prefetch"] <= 8 and growth < GROWTH_BYTES
+    assert ledger["waiting"]["prefetch"] <= 8 and memory.growth < GROWTH_BYTES
 
 
 @pytest.mark.timeout(max(120, MESSAGES // 50))
 def test_spoilt_unrolls_in_the_replay(shared_redis: EmbeddedServer, prefix: str) -> None:
     replay: dict[str, Any] = {"capacity": 1000, "min_size": 1, "samples_per_insert": 1000.0, "hold_inserts": False}
     replay["priority_exponent"] = 0.0  # each is drawn as often as any other, so that all are drawn soon
-    r2d2 = {"burn_in": 2}
-    reader = Reader(shared_redis, prefix, training={**SMALL, "algorithm": "r2d2"}, replay=replay, r2d2=r2d2)
+    training = {**SMALL, "algorithm": "r2d2"}
+    reader = Reader(shared_redis, prefix, training=training, replay=replay, r2d2={"burn_in": 2})
     feed = reader.path.feed
     assert isinstance(feed, ReplayFeed)
     reader.prefetch.start()
-    memory = []
+    memory = Memory(os.getpid())
     while reader.spoilt < MESSAGES:
         reader.put()
         until(lambda: feed.damage.unrolls == reader.spoilt, reader.update)
-        memory.append(psutil.Process().memory_info().rss)
+        memory.look()
     assert reader.update()
     reader.close()
     ledger = reader.ledger.snapshot()
-    growth = max(memory) - memory[len(memory) // 20]
-    print(f"\nreplay: {reader.spoilt} spoilt, {reader.whole} whole; memory +{growth / 2**20:.1f} MB; {ledger}")
+    print(f"\nreplay: {reader.spoilt} spoilt, {reader.whole} whole; memory +{memory.growth / 2**20:.1f} MB; {ledger}")
     assert feed.damage.unrolls == reader.spoilt, "each is drawn once"
-    assert ledger["samples"] > 0 and ledger["error"] == 0 and growth < GROWTH_BYTES
+    assert ledger["samples"] > 0 and ledger["error"] == 0 and memory.growth < GROWTH_BYTES

@@ -321,6 +321,15 @@ def test_a_hang_at_the_drain_is_killed_in_time(broker):
     assert bye.taken >= run.transitions
 
 
+def test_an_environment_that_hangs_in_close_is_ended_and_all_is_delivered(broker, caplog):
+    with Running(config_of(broker, {"fault": "hang_close"}, run={"drain_timeout_seconds": 1.5})) as worker:
+        broker.until(lambda: broker.transitions > 100)
+        worker.stop.stop("test")
+        assert worker.ended(10) == 0
+    assert next(iter(broker.byes.values())).taken == broker.transitions
+    assert "closing of environment" in caplog.text and "in misbehave" in caplog.text, "the stack stands in the log"
+
+
 WORKER = """
 import sys
 from pipeline.config.tree import Config

@@ -23,7 +23,7 @@ SHORT = (
     "store.kill",
     "store.cut_connections",
 )
-KINDER = (
+GENTLE = (
     "environment.leak",
     "join.storm",
     "messages.drop",
@@ -54,8 +54,8 @@ def test_every_role_dies_and_nothing_is_lost():
 
 def test_lost_messages_leaks_and_a_crowd():
     """Each once: what happens between worker and broker, to the store's snapshots, and what no process dies of."""
-    result, line = chaos("--once", "--seed", "7", "--faults", ",".join(KINDER))
+    result, line = chaos("--once", "--seed", "7", "--faults", ",".join(GENTLE))
     assert result.returncode == 0, result.stdout + result.stderr
     assert set(line) == KEYS
-    assert line["by_kind"] == dict.fromkeys(sorted(KINDER), 1)
+    assert line["by_kind"] == dict.fromkeys(sorted(GENTLE), 1)
     assert line["steps_lost"] == 0 and line["ledger_closes"]

@@ -20,9 +20,9 @@ from learner.agent import build_agent
 from learner.devices import choose_devices
 from pipeline.config.tree import Config
 from pipeline.rows import environment_id
-from pipeline.store.codec import decode
+from pipeline.store.codec import decode_whole
 from pipeline.store.embedded import EmbeddedServer
-from tests.runs import settings, summary
+from tests.runs import processor_seconds, settings, summary
 from workers.spaces import spaces_of
 
 pytestmark = pytest.mark.system
@@ -142,8 +142,10 @@ def test_a_hung_environment_does_not_hold_up_the_stop(commands, until):
 def stored_unrolls(url, layout):
     """What waits in the store: a record of each unroll, oldest first."""
     with redis.Redis.from_url(url) as client:
-        entries = client.xrange("seedmq:unrolls")
-    return [layout.view(decode(fields[b"p"], layout)) for _, fields in entries]
+        payloads = [fields[b"p"] for _, fields in client.xrange("seedmq:unrolls")]
+    records = np.zeros((len(payloads), layout.nbytes), np.uint8)
+    assert not any(decode_whole(payloads, layout, records))
+    return [layout.view(record) for record in records]
 
 
 @pytest.mark.timeout(300)
@@ -263,7 +265,9 @@ def test_damaged_and_foreign_checkpoints(commands, until):
     saved = sorted((run.directory / "checkpoints").glob("0*"))
     os.truncate(saved[-1] / "arrays.npz", 100)
     again = ["run", PRESET, *SMALL, "--run-dir", "run", "--resume"]
+    spent = processor_seconds()
     foreign = commands.run(*again, *settings("network.hidden=[32,32]"))
+    assert processor_seconds() - spent < 10
     assert foreign.returncode == 2, foreign.stdout
     assert foreign.stdout.startswith("error: network.hidden = [32, 32]: the run in run has [64, 64]")
     for path in saved[:-1]:

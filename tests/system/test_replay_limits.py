@@ -55,6 +55,10 @@ class Run:
     def inserted(self):
         return self.summary.get("replay", {}).get("inserted_unrolls", 0)
 
+    @property
+    def why(self):
+        return (self.summary.get("bottleneck") or {}).get("why", "")
+
     def status(self, *options):
         result = self.commands.run("status", "run", *options)
         assert result.returncode == 0, result.stdout
@@ -86,7 +90,7 @@ class Run:
                 replay == before
                 and not status["workers"]
                 and not any(learner["ledger"]["waiting"].values())
-                and str(learner.get("waiting_for")).startswith("training waits for inserts: ")
+                and "training waits for inserts: " in (learner.get("bottleneck") or {}).get("why", "")
                 and learner["queues"] == {"writer": 0, "prefetched_batches": 0}
                 and learner["updates"] * BATCH == replay["sampled_unrolls"]
             )
@@ -115,7 +119,7 @@ def test_without_workers_training_stops_at_the_bound_and_a_new_one_is_kept(comma
     assert f"training waits for inserts: {first['samples_per_insert']:.2f} samples per insert of 2.00" in said, said
 
     run.adjust(5)
-    run.until(lambda: "of 5.00 samples per insert" in (run.summary["waiting_for"] or ""), 10, "the new bound is named")
+    run.until(lambda: "of 5.00 samples per insert" in run.why, 10, "the new bound is named")
     assert run.stopped()["sampled_unrolls"] == first["sampled_unrolls"], "it counts for what is inserted from now on"
     run.work_and_be_killed(40)
     second = run.stopped()
@@ -139,8 +143,9 @@ def test_environments_wait_for_samples_until_fewer_are_wanted(commands, until):
     """In the learner's own memory; training is slow for how often each unroll is to be sampled."""
     run = Run(commands, until, "store.backend=memory", "workers.count=1", f"{KEY}=500")
     words = "workers are held back: inserting waits for samples: "
-    until(lambda: (run.summary.get("waiting_for") or "").startswith(words), START_SECONDS, "inserts wait")
+    until(lambda: words in run.why, START_SECONDS, "inserts wait")
     until(lambda: words in run.status(), 30, "status says so")
+    until(lambda: "bottleneck: training, for " in run.status(), 30, "and what it is that they wait for")
     until(lambda: "samples per insert of 500.00" in run.status("--json")["learners"][0]["held_back"], 30, "by how much")
     held = run.inserted
     assert held <= MIN_SIZE + 2 * 64 + run.summary["updates"] * BATCH / 500, "at most a put each beyond both bounds"

@@ -20,7 +20,6 @@ from pipeline.stages import (
     Meter,
     Stage,
     in_order,
-    shares,
 )
 
 pytestmark = pytest.mark.unit
@@ -90,6 +89,13 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("a slow network", STARVED, "messages", "no stage is busy: requests and actions are on their way"),
     ("slow training", FULL, "training", "training waits for nothing: it is busy 97%"),
+    (
+        "training that waits a little, for nobody who is busy",
+        STARVED | {"training": waiting(0.85, BATCHES)},
+        "training",
+        "training is busy 85% of its time, and nothing else is; environments wait 90% of their time for actions; "
+        "inference waits 83% of its time for requests; training waits 15% of its time for batches",
+    ),
     (
         "training and environments as fast as each other",
         FULL | {"environments": waiting(0.97, ACTIONS), "training": waiting(0.95, BATCHES)},
@@ -202,9 +208,10 @@ def test_a_stage_books_what_goes_on_and_what_is_over() -> None:
     assert meter.interval() == {"training": {BUSY: 1.0}}
     assert meter.interval() == {}, "its loop has ended"
     assert meter.total() == {"training": {BATCHES: 0.5, BUSY: 0.5}}
-    stage.begin()
+    meter.begin()
+    assert meter.total() == {}
     stage.add(0.25, BATCHES, 8.0)
-    assert shares(stage.seconds()) == {BUSY: 0.25, BATCHES: 0.75}
+    assert meter.total() == {"training": {BUSY: 0.25, BATCHES: 0.75}} == meter.interval()
 
 
 def test_stages_are_shown_in_the_order_of_the_flow() -> None:

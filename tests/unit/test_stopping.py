@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -43,6 +44,20 @@ def test_what_does_not_stop_in_time_is_ended_with_the_reason(started: subprocess
     _, errors = started.communicate(timeout=20)
     assert started.returncode == 3
     assert "not stopped within run.drain_timeout_seconds = 0.3: still in " in errors
+
+
+@pytest.mark.parametrize("started", [("1.5", "compute")], indirect=True)
+def test_time_for_which_the_process_stood_still_does_not_count(started: subprocess.Popen[str]) -> None:
+    started.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.wait(0.5)
+    started.send_signal(signal.SIGSTOP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.wait(2.5)
+    began = time.monotonic()
+    started.send_signal(signal.SIGCONT)
+    started.communicate(timeout=20)
+    assert started.returncode == 3 and time.monotonic() - began > 0.5
 
 
 @pytest.mark.parametrize("started", [("60", "compute")], indirect=True)

@@ -1,0 +1,65 @@
+"""TensorBoard events of a learner."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+import tensorflow as tf
+
+from learner.events import Events
+from learner.lag import Lag
+from pipeline.run_dir import RunDirectory
+
+REPORTS = 200
+MAX_BYTES_PER_REPORT = 4096
+
+
+def summary(i):
+    return {
+        "frames": i,
+        "episode_return_mean": i + 0.25,
+        "episode_length_mean": i + 0.5,
+        "episodes": i,
+        "evaluation": {"last_return_mean": None},
+        "rates": {"agent_steps_per_second": i + 0.125, "environment_steps_per_second": i + 0.375},
+        "queues": {"writer": i},
+        "ledger": {"waiting": {"store": i}},
+        "policy_lag_mean": i + 0.75,
+        "policy_lag_max": i,
+        "metrics": dict.fromkeys(("loss", "entropy", "gradient_norm"), i + 0.1),
+        "stages": {"training": {"busy": 0.5}},
+    }
+
+
+@pytest.fixture
+def events(tmp_path):
+    made = Events(RunDirectory(tmp_path))
+    yield made, tmp_path / "events"
+    made.close()
+
+
+def test_a_report_is_written_at_its_frames(events):
+    made, folder = events
+    made.write(summary(7), Lag())
+    made.close()
+    (path,) = folder.iterdir()
+    found = {
+        value.tag: (event.step, float(tf.make_ndarray(value.tensor)))
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    assert found["episodes/return_mean"] == (7, 7.25)
+    assert found["stages/training_busy"] == (7, 0.5)
+    assert "evaluation/return_mean" not in found
+
+
+def test_memory_is_flat_over_many_reports(events):
+    """A run of a week makes 100 000 of them, each of other numbers."""
+    made, _ = events
+    process = psutil.Process()
+    for i in range(REPORTS):
+        made.write(summary(i), Lag())
+    before = process.memory_info().rss
+    for i in range(REPORTS, 2 * REPORTS):
+        made.write(summary(i), Lag())
+    assert process.memory_info().rss - before < REPORTS * MAX_BYTES_PER_REPORT
