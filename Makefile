@@ -69,8 +69,10 @@ fuzz: $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[fuzz]"
 	for target in $(FUZZ_TARGETS); do $(BIN)/python -m tests.fuzz.coverage_guided $$target $(FUZZ_SECONDS) || exit 1; done
 
+BENCHMARKS ?= transport inference store limits
+
 bench: $(STAMP)
-	$(BIN)/seedmq bench store $(ARGS)
+	for name in $(BENCHMARKS); do $(BIN)/seedmq -q bench $$name $(ARGS) || exit 1; done
 
 CHAOS_SECONDS ?= 1800
 CHAOS_KILLS   ?= 50

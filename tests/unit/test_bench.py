@@ -75,7 +75,7 @@ def test_outside_a_checkout_it_says_so(
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["bench", "nonsense"]) == EXIT_USAGE
-    assert capsys.readouterr().err == "error: no benchmark nonsense: store\n"
+    assert capsys.readouterr().err == "error: no benchmark nonsense: transport, inference, store, limits\n"
 
 
 def test_a_baseline_that_is_not_installed_is_left_out_or_refused(

@@ -1,0 +1,174 @@
+"""Workers to measure with: the loop, session and socket of the product's worker, a process each, without environments.
+
+    clients(config, ...)  starts one process for each worker; at the end of the block they drain, say BYE and end
+
+What a group would step stands still instead: ``Still`` gives the same rows at once, ``Paced`` new ones at a fixed rate.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline import logs
+from pipeline.config.tree import Config
+from pipeline.spaces import Spaces
+from workers.block import At, Block
+from workers.child import Assignment, Worker
+from workers.group import Counters
+from workers.rows import RowBuilder, StepRows
+
+JOIN_SECONDS = 20.0
+QUIET = logs.Settings("worker", verbosity=-1)
+
+
+class Still:
+    """A group whose rows are always the same: what it costs is the way to the actions and back.
+
+    Args:
+        spaces: Of one environment.
+        n: Environments.
+    """
+
+    def __init__(self, spaces: Spaces, n: int) -> None:
+        self.spaces, self.n = spaces, n
+        rng = np.random.default_rng(1)
+        self._leaves = [
+            np.frombuffer(rng.bytes(n * leaf.nbytes), np.uint8).view(leaf.numpy_dtype).reshape(n, *leaf.shape)
+            if leaf.dtype == "uint8"
+            else rng.normal(size=(n, *leaf.shape)).astype(leaf.dtype)
+            for leaf in spaces.observation
+        ]
+        self.builder = RowBuilder(n)
+        self._rows = self.builder.reset(self._leaves)
+
+    def reset(self, seeds: Any) -> StepRows:
+        return self._rows
+
+    def abandon(self, _: None = None) -> StepRows:
+        return self._rows
+
+    def step(self, buffer: Any) -> StepRows:
+        return self._rows
+
+    def counters(self) -> Counters:
+        return Counters(self.builder.taken, 0, 0, 0)
+
+    def close(self) -> None:
+        pass
+
+
+class Stepping(Still):
+    """A group whose environments go on: rows count, as those of an environment whose episode never ends."""
+
+    def __init__(self, spaces: Spaces, n: int) -> None:
+        super().__init__(spaces, n)
+        self._reward, self._not = np.zeros(n, np.float32), np.zeros(n, np.bool_)
+
+    def step(self, buffer: Any) -> StepRows:
+        return self.builder.next_step(self._leaves, self._reward, self._not, self._not)
+
+
+class Paced(Stepping):
+    """Steps at fixed times, and notes how long each request took: from the rows given to the actions received.
+
+    A step whose time has passed, as its actions came late, is taken at the next time.
+
+    Args:
+        spaces: Of one environment.
+        n: Environments.
+        begun: Monotonic seconds of the first step.
+        period: Seconds between steps.
+        file: Written at the end, float64 ``[k, 2]``: when each request was sent (monotonic), seconds to its actions.
+    """
+
+    def __init__(self, spaces: Spaces, n: int, begun: float, period: float, file: Path) -> None:
+        super().__init__(spaces, n)
+        self._next, self._period, self._file = begun, period, file
+        self._sent: float | None = None
+        self._found: list[tuple[float, float]] = []
+
+    def step(self, buffer: Any) -> StepRows:
+        now = time.monotonic()
+        if self._sent is not None:
+            self._found.append((self._sent, now - self._sent))
+        rows = super().step(buffer)
+        self._next = next_due(self._next, self._period, now)
+        pause_until(self._next)
+        self._sent = time.monotonic()
+        return rows
+
+    def close(self) -> None:
+        np.save(self._file, np.array(self._found).reshape(-1, 2))
+
+
+def next_due(due: float, period: float, now: float) -> float:
+    """The first time of those every ``period`` after ``due`` that has not passed."""
+    return due + period * max(1, math.ceil((now - due) / period))
+
+
+def pause_until(due: float) -> None:
+    """Sleeps until ``due`` (monotonic)."""
+    while (left := due - time.monotonic()) > 0:
+        time.sleep(left)
+
+
+class Client(Worker):
+    """The worker's loop around one group that is given."""
+
+    def __init__(self, assignment: Assignment, group: Still) -> None:
+        self._given: Any = group
+        super().__init__(assignment)
+
+    def _make_groups(self) -> list[Any]:
+        return [self._given]
+
+
+MakeGroup = Callable[..., Still]
+
+
+def _main(assignment: Assignment, make_group: MakeGroup, arguments: tuple[Any, ...]) -> None:
+    logs.configure(assignment.logs)
+    Client(assignment, make_group(*arguments)).run()
+
+
+@contextmanager
+def clients(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ...]]) -> Iterator[Callable[[], None]]:
+    """A worker process for each entry of ``arguments``, whose group is ``make_group(*entry)``.
+
+    Gives what raises RuntimeError once one of them has ended early.
+    """
+    context = multiprocessing.get_context("spawn")
+    blocks = [Block(context) for _ in arguments]
+    processes: list[SpawnProcess] = []
+    for i, (block, entry) in enumerate(zip(blocks, arguments, strict=True)):
+        assignment = Assignment(config, f"client-{i}", i + 1, -1, 0, {}, block, "", QUIET, os.getpid())
+        process = context.Process(target=_main, args=(assignment, make_group, entry), daemon=True)
+        process.start()
+        processes.append(process)
+
+    def check() -> None:
+        ended = [process.exitcode for process in processes if process.exitcode is not None]
+        if ended:
+            raise RuntimeError(f"clients ended early with {ended}")
+
+    try:
+        yield check
+        check()
+    finally:
+        for block in blocks:
+            block.numbers[At.STOP] = 1
+        deadline = time.monotonic() + JOIN_SECONDS
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()

@@ -1,0 +1,220 @@
+"""The learner's side to measure with: its inference loop on a thread of its own, and the broker where it stands.
+
+placed(placement, ...)  a configuration whose endpoints stand in a private folder, with the broker process if asked
+serving(config, ...)    the inference loop around a policy; workers may join
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from learner.assembler import Assembler, Unroll
+from learner.collector import Collector
+from learner.episodes import Episodes
+from learner.exploration import SAMPLE
+from learner.inference import InferenceLoop, Serving
+from learner.paths import LEARNER_ID
+from learner.policies import Acting, PolicyBySlot
+from learner.policy import PolicyRows
+from learner.roster import Roster
+from learner.slots import SlotTable
+from learner.writer import UnrollWriter
+from pipeline.config.tree import Config
+from pipeline.ledger import Ledger
+from pipeline.requests import RequestSource
+from pipeline.run_dir import write_text
+from pipeline.sources import BrokerSource, EmbeddedSource
+from pipeline.spaces import Leaf, Spaces
+from pipeline.stopping import OwnedThread, StopToken
+from pipeline.unrolls import UnrollLayout
+
+START_SECONDS = 120.0
+WARM_UP_SECONDS = 1.0
+END_SECONDS = 20.0
+LOOK_SECONDS = 0.02
+
+
+@contextmanager
+def placed(config: Config, placement: str) -> Iterator[Config]:
+    """``config`` with its endpoints in a private folder, as ``seedmq run`` has them; ``process`` starts the broker."""
+    with tempfile.TemporaryDirectory(prefix="seedmq-bench-") as name:
+        folder = Path(name)
+        endpoints = {"bind": f"ipc://{folder}/broker", "learner_bind": f"ipc://{folder}/learner"}
+        broker = config.broker.model_copy(update={**endpoints, "placement": placement})
+        config = config.model_copy(update={"broker": broker})
+        if placement == "embedded":
+            yield config
+            return
+        file = folder / "config.yaml"
+        write_text(file, json.dumps(config.model_dump(mode="json", by_alias=True)))
+        command = [sys.executable, "-m", "pipeline.cli", "-q", "broker", "--config", str(file)]
+        with subprocess.Popen(command) as process:
+            try:
+                _await(process, folder / "learner")
+                yield config
+            finally:
+                process.terminate()
+
+
+def _await(process: subprocess.Popen[bytes], socket: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not socket.exists():
+        if process.poll() is not None:
+            raise RuntimeError(f"the broker ended early with {process.returncode}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the broker did not start within {START_SECONDS:g} s")
+        time.sleep(LOOK_SECONDS)
+
+
+class Zeros(NamedTuple):
+    """A policy that answers zeros, at once; and the batch that it answers."""
+
+    action: Leaf
+    rows: int = 0
+
+    def submit(self, slots: Any, first: Any, reward: Any, observation: Any, exploration: Any) -> Zeros:
+        return self._replace(rows=len(slots))
+
+    def result(self) -> PolicyRows:
+        zeros = np.zeros((self.rows, *self.action.shape), self.action.numpy_dtype)
+        return PolicyRows(zeros, zeros, np.zeros((self.rows, 1), np.float32), ())
+
+    def warm_up(self) -> None:
+        pass
+
+
+class Nothing:
+    """Collects nothing: where the way of the observations ends with the reply. A sink that takes all, too."""
+
+    def collect(self, batch: Any, acted: Any, version: int) -> None:
+        pass
+
+    def put(self, unrolls: list[Unroll]) -> int:
+        return len(unrolls)
+
+    def close(self) -> None:
+        pass
+
+
+class Requests:
+    """What the inference loop serves, counted.
+
+    Args:
+        loop: Running.
+        table: Its slots.
+        stop: Its token.
+    """
+
+    def __init__(self, loop: InferenceLoop, table: SlotTable, stop: StopToken) -> None:
+        self._loop, self._table, self._stop = loop, table, stop
+
+    @property
+    def rows(self) -> int:
+        """Served so far."""
+        return self._loop.counters["rows"]
+
+    def wait_for(self, workers: int, check: Callable[[], None]) -> None:
+        """Returns a warm-up after so many workers are served.
+
+        Raises:
+            TimeoutError: they did not come. And what ``check`` raises, and what ended the loop.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while len(self._table) < workers or not self.rows:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(self._table)} of {workers} workers came within {START_SECONDS:g} s")
+            self.pass_time(LOOK_SECONDS, check)
+        self.pass_time(WARM_UP_SECONDS, check)
+
+    def rate(self, seconds: float, check: Callable[[], None]) -> float:
+        """Rows per second of the next ``seconds``."""
+        begun, before = time.monotonic(), self.rows
+        self.pass_time(seconds, check)
+        return (self.rows - before) / (time.monotonic() - begun)
+
+    def pass_time(self, seconds: float, check: Callable[[], None]) -> None:
+        """Waits, while others work.
+
+        Raises:
+            What ``check`` raises, and what ended the loop.
+        """
+        self._stop.wait(seconds)
+        self._stop.raise_error()
+        check()
+
+
+def _source(config: Config) -> RequestSource:
+    make = EmbeddedSource if config.broker.placement == "embedded" else BrokerSource
+    return make(config, None, LEARNER_ID, config.slots)
+
+
+@contextmanager
+def serving(
+    config: Config, spaces: Spaces, policy: Acting, layout: UnrollLayout, *, collects: bool
+) -> Iterator[Requests]:
+    """The inference loop, wired as the learner wires it, the store apart: finished unrolls are thrown away.
+
+    Args:
+        config: From ``placed``.
+        spaces: Of one environment.
+        policy: Warmed up.
+        layout: Of the unrolls.
+        collects: Whether rows are booked and assembled into unrolls behind the reply.
+    """
+    stop, ledger, table = StopToken(), Ledger(False), SlotTable(config.slots)
+    assembler, nothing = Assembler(layout, config.slots), Nothing()
+    writer = UnrollWriter(lambda: nothing, config.training.batch_size, threading.Event(), lambda: "never full")
+    roster = Roster(
+        spaces=spaces,
+        config_hash="",
+        largest_group=min(config.learner.inference_batch, config.slots),
+        table=table,
+        assembler=assembler,
+        ledger=ledger,
+        known={},
+        settled={},
+    )
+    collector: Any = nothing
+    if collects:
+        collector = Collector(
+            assembler=assembler,
+            writer=writer,
+            ledger=ledger,
+            episodes=Episodes(1),
+            evaluations=Episodes(1),
+            gap_reason="seam",
+        )
+    loop = InferenceLoop(
+        lambda: _source(config),
+        batch=min(config.learner.inference_batch, config.slots),
+        in_flight=config.learner.inference_in_flight,
+        version=lambda: 0,
+        status=dict,
+        on_spaces=lambda _: None,
+        stop=stop,
+    )
+    by_slot = PolicyBySlot(policy, policy, table.evaluates)
+    recurrent = bool(layout.state_shapes)
+    loop.serve_with(Serving(by_slot, roster, collector, writer, spaces.observation, SAMPLE, recurrent))
+    threads = [OwnedThread("inference", loop.run, stop), OwnedThread("writer", writer.run, stop)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield Requests(loop, table, stop)
+    finally:
+        loop.dismiss("measured", time.monotonic() + END_SECONDS)
+        threads[0].join(END_SECONDS + 1.0)
+        writer.close(time.monotonic() + END_SECONDS)
+        threads[1].join(END_SECONDS)
+    stop.raise_error()
