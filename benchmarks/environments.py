@@ -32,12 +32,12 @@ def rate(config: Config, seconds: float) -> float:
 
     def wait(seconds: float) -> int:
         """How many there were in this time."""
-        before = sum(count.value for count in counts)
+        before: int = sum(count.value for count in counts)
         time.sleep(seconds)
         ended = [process.exitcode for process in processes if process.exitcode is not None]
         if ended:
             raise RuntimeError(f"environments ended early with {ended}")
-        return int(sum(count.value for count in counts)) - before
+        return sum(count.value for count in counts) - before
 
     try:
         deadline = time.monotonic() + START_SECONDS

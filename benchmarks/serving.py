@@ -187,8 +187,14 @@ def serving(
     )
     collector: Any = nothing
     if collects:
-        episodes = {"episodes": Episodes(1), "evaluations": Episodes(1)}
-        collector = Collector(assembler=assembler, writer=writer, ledger=ledger, gap_reason="seam", **episodes)
+        collector = Collector(
+            assembler=assembler,
+            writer=writer,
+            ledger=ledger,
+            episodes=Episodes(1),
+            evaluations=Episodes(1),
+            gap_reason="seam",
+        )
     loop = InferenceLoop(
         lambda: _source(config),
         batch=min(config.learner.inference_batch, config.slots),

@@ -26,9 +26,10 @@ PAUSE_SECONDS = 1.0
 
 
 class StopToken:
-    """Set once, by whoever is first, with a reason and perhaps the exception that caused it. Thread-safe.
+    """Set once, by whoever is first, with a reason. Thread-safe.
 
     Attributes:
+        error: The exception that caused the stop, or the first one of the drain after it.
         at: Monotonic seconds of the stop.
     """
 
@@ -41,10 +42,11 @@ class StopToken:
         self.at: float | None = None
 
     def stop(self, reason: str, error: BaseException | None = None) -> None:
-        """Asks everything to stop. Only the first call's reason and error count."""
+        """Asks everything to stop. Only the first call's reason counts, and the first error."""
         with self._lock:
+            self.error = self.error or error
             if self.reason is None:
-                self.reason, self.error, self.at = reason, error, time.monotonic()
+                self.reason, self.at = reason, time.monotonic()
                 self._event.set()
 
     @property
@@ -56,7 +58,7 @@ class StopToken:
         return self._event.wait(seconds)
 
     def raise_error(self) -> None:
-        """Raises the exception that caused the stop, if one did."""
+        """Raises ``error``, if there is one."""
         if self.error is not None:
             raise self.error
 

@@ -1,4 +1,4 @@
-"""Redis-protocol servers for the tests: the bundled valkey-server and, where installed, Debian's redis-server."""
+"""Redis-protocol servers (the bundled valkey-server and, where installed, Debian's redis-server), and a broker."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_replay import RedisReplay
 from pipeline.store.redis_store import RedisFifo
 from tests.integration.flaky_proxy import FlakyProxy
+from tests.integration.supervised import environments_processes
+from tests.mini_broker import MiniBroker
 
 REDIS_SERVER = shutil.which("redis-server")
 BINARIES = {"valkey": None, "redis": REDIS_SERVER} if REDIS_SERVER else {"valkey": None}
@@ -130,3 +132,11 @@ def make_redis_replay(prefix: str) -> Iterator[ReplayFactory]:
     yield make
     for replay in made:
         replay.close()
+
+
+@pytest.fixture
+def broker() -> Iterator[MiniBroker]:
+    """Of workers that this process supervises; at the end none of their children is left."""
+    with MiniBroker() as made:
+        yield made
+    assert not environments_processes()

@@ -3,78 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
-from pipeline.config.tree import Config
 from pipeline.protocol import Kind
 from pipeline.stopping import StopToken
 from tests.counter_env import LEAK_BYTES
+from tests.integration.supervised import Running, config_of
 from tests.mini_broker import MiniBroker, Tally
-from workers.supervisor import Supervisor, supervise
+from workers.supervisor import Supervisor
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 ROOT = Path(__file__).parents[2]
-
-
-def config_of(where, kwargs=None, envs=4, groups=2, worker="w", environment="Counter-v0", limits=None, **sections):
-    tree = {
-        "environment": {"id": f"tests.counter_env:{environment}", "kwargs": kwargs or {}, **(limits or {})},
-        "workers": {"envs": envs, "groups": groups, "id": worker},
-        "broker": {"bind": where if isinstance(where, str) else where.endpoint, "heartbeat_seconds": 0.2},
-    }
-    for name, values in sections.items():
-        tree.setdefault(name, {}).update(values)
-    return Config.model_validate(tree)
-
-
-class Running:
-    """A worker in a thread of this process; its child is a real process."""
-
-    def __init__(self, config):
-        self.stop, self.code = StopToken(), None
-        self._thread = threading.Thread(target=self._run, args=(config,), daemon=True)
-        self._thread.start()
-
-    def _run(self, config):
-        self.code = supervise(config, self.stop)
-
-    def ended(self, seconds=30.0):
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), "the worker did not end in time"
-        return self.code
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stop.stop("test")
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-
-def environments_processes():
-    """Children of this process that step environments (multiprocessing's resource tracker stays)."""
-    children = psutil.Process().children(recursive=True)
-    return [c for c in children if c.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(c.cmdline())]
-
-
-@pytest.fixture
-def broker():
-    with MiniBroker() as broker:
-        yield broker
-    assert not environments_processes()
 
 
 def check_rows(run):
@@ -328,74 +273,6 @@ def test_an_environment_that_hangs_in_close_is_ended_and_all_is_delivered(broker
         assert worker.ended(10) == 0
     assert next(iter(broker.byes.values())).taken == broker.transitions
     assert "closing of environment" in caplog.text and "in misbehave" in caplog.text, "the stack stands in the log"
-
-
-WORKER = """
-import sys
-from pipeline.config.tree import Config
-from pipeline.stopping import StopToken, install_signal_handlers
-from workers.supervisor import supervise
-
-if __name__ == "__main__":
-    stop = StopToken()
-    install_signal_handlers(stop)
-    sys.exit(supervise(Config.model_validate_json(sys.argv[1]), stop))
-"""
-
-
-@pytest.fixture
-def process(broker, tmp_path):
-    """A worker as a process of its own."""
-    script = tmp_path / "worker.py"
-    script.write_text(textwrap.dedent(WORKER))
-    text = config_of(broker).model_dump_json(by_alias=True)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, str(script), text], cwd=ROOT, env=environment)
-    yield process
-    process.kill()
-    process.wait(10)
-
-
-def child_of(process):
-    return next(c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline()))
-
-
-def test_sigterm_drains_a_worker_process(broker, process):
-    broker.until(lambda: broker.transitions > 200)
-    child = child_of(process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
-    assert not child.is_running()
-    (run,) = broker.runs.values()
-    assert next(iter(broker.byes.values())).taken == run.transitions
-
-
-def test_the_second_signal_ends_it_at_once(broker, process):
-    broker.until(lambda: broker.transitions > 200)
-    broker.mute.update(Kind)
-    child = child_of(process)
-    process.send_signal(signal.SIGTERM)
-    begin = time.monotonic()
-    while process.poll() is None and time.monotonic() < begin + 3:
-        process.send_signal(signal.SIGTERM)
-        broker._stop.wait(0.05)
-    assert process.wait(1) == 128 + signal.SIGTERM
-    assert psutil.wait_procs([child], timeout=2)[1] == []
-
-
-def test_an_interrupt_of_the_whole_process_group_drains_too(broker, process):
-    broker.until(lambda: broker.transitions > 200)
-    child_of(process).send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 0
-    assert next(iter(broker.byes.values())).taken == broker.transitions
-
-
-def test_a_killed_supervisor_leaves_no_child(broker, process):
-    broker.until(lambda: broker.transitions > 200)
-    child = child_of(process)
-    process.kill()
-    assert psutil.wait_procs([child], timeout=10)[1] == []
 
 
 @pytest.mark.timeout(240)

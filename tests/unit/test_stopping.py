@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pipeline.stopping import StopToken
+
 pytestmark = pytest.mark.unit
 
 SCRIPT = """
@@ -73,3 +75,13 @@ def test_what_stops_in_time_is_left_alone(started: subprocess.Popen[str]) -> Non
     started.send_signal(signal.SIGINT)
     output, errors = started.communicate(timeout=20)
     assert (started.returncode, output, errors) == (0, "signal 2\n", "")
+
+
+def test_what_fails_after_the_stop_is_its_error():
+    stop = StopToken()
+    stop.stop("signal")
+    stop.stop("error", OSError("first"))
+    stop.stop("error", ValueError("second"))
+    assert stop.reason == "signal"
+    with pytest.raises(OSError, match="first"):
+        stop.raise_error()
