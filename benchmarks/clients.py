@@ -151,7 +151,10 @@ def clients(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ..
     blocks = [Block(context) for _ in arguments]
     processes: list[SpawnProcess] = []
     for i, (block, entry) in enumerate(zip(blocks, arguments, strict=True)):
-        assignment = Assignment(config, f"client-{i}", i + 1, -1, 0, {}, block, "", QUIET, os.getpid())
+        assignment = Assignment(
+            config=config, worker_id=f"client-{i}", run=i + 1, worker=-1, generation=0, reports={}, faults={},
+            last_fault="", block=block, dump="", logs=QUIET, parent=os.getpid(),
+        )  # fmt: skip
         process = context.Process(target=_main, args=(assignment, make_group, entry), daemon=True)
         process.start()
         processes.append(process)
