@@ -5,6 +5,7 @@ The first SIGINT or SIGTERM asks for a drain, the second ends the process at onc
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import select
@@ -93,6 +94,13 @@ def install_signal_handlers(stop: StopToken) -> None:
 
     for number in SIGNALS:
         signal.signal(number, handle)
+    atexit.register(_ignore_signals)
+
+
+def _ignore_signals() -> None:
+    """What the process ends with is decided: the interpreter takes its handlers away, and a signal would replace it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -117,4 +117,4 @@ def test_a_second_signal_ends_a_role_at_once_though_its_peers_do_not_answer(flee
     # Two signals of a kind that are under way together arrive as one.
     threading.Event().wait(0.3)
     code, output = fleet.ends(role, signal.SIGTERM, AT_ONCE_SECONDS)
-    assert code in (143, -signal.SIGTERM), output  # the latter where Python itself was ending already
+    assert code == 143, output

@@ -85,3 +85,20 @@ def test_what_fails_after_the_stop_is_its_error():
     assert stop.reason == "signal"
     with pytest.raises(OSError, match="first"):
         stop.raise_error()
+
+
+ENDING = """
+import atexit, os, signal
+from pipeline.stopping import StopToken, install_signal_handlers
+class Late:
+    def __del__(self):  # when the interpreter has taken its handlers away
+        os.kill(os.getpid(), signal.SIGTERM)
+install_signal_handlers(StopToken())
+late = Late()
+late.itself = late
+raise SystemExit(7)
+"""
+
+
+def test_a_signal_while_the_interpreter_ends_changes_nothing():
+    assert subprocess.run([sys.executable, "-c", ENDING], timeout=20, check=False).returncode == 7
