@@ -46,6 +46,8 @@ ADVICE = {
     "learner.inference_batch",
     "store": "a nearer or faster Redis with a CPU of its own, longer unrolls (training.unroll_length), another "
     "store.compression, or store.backend: memory",
+    "store away": "see Redis and its log: it has to run, to be reachable, and to have room (maxmemory; who else fills "
+    "it?)",
     "training": "a faster or further device (learner.training_devices), a larger training.batch_size or a smaller "
     "network; workers beyond this are wasted",
     "checkpoint": "a larger checkpoint.interval_seconds, or a faster disk",
@@ -95,14 +97,14 @@ def diagnose(facts: Facts) -> Diagnosis | None:
     """The component that everything waits for; None while nothing is known."""
     waits = _waits(facts)
     states = (
-        ("stop", "the run stops: ", facts.stops),
-        ("learner", "workers wait for a learner: ", facts.learner),
-        ("store", "learner and workers wait for the store: ", facts.store),
-        ("workers", "the learner waits for workers: ", facts.workers),
+        ("stop", "the run stops: ", facts.stops, ADVICE["stop"]),
+        ("learner", "workers wait for a learner: ", facts.learner, ADVICE["learner"]),
+        ("store", "learner and workers wait for the store: ", facts.store, ADVICE["store away"]),
+        ("workers", "the learner waits for workers: ", facts.workers, ADVICE["workers"]),
     )
-    for component, who, reason in states:
+    for component, who, reason, advice in states:
         if reason:
-            return Diagnosis(component, (who + reason, *waits), ADVICE[component], certain=True)
+            return Diagnosis(component, (who + reason, *waits), advice, certain=True)
     return _by_shares(facts.shares, waits) if "training" in facts.shares else None
 
 
@@ -158,7 +160,7 @@ _WAITING_WORDS = (
 
 def _waits(facts: Facts) -> tuple[str, ...]:
     """Who else says that it waits."""
-    held = f"workers are held back: {facts.held_back}" if facts.held_back else ""
+    held = f"workers are held back: {facts.held_back}" if facts.held_back and not facts.store else ""
     sampling = f"training {facts.sampling}" if facts.sampling else ""
     return tuple(words for words in (held, sampling) if words)
 

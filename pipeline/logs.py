@@ -93,7 +93,8 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    message = record.getMessage()
+    """Without what a terminal would obey: some of it was said by others."""
+    message = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in record.getMessage())
     return f"{message}\n{formatter.formatException(record.exc_info)}" if record.exc_info else message
 
 

@@ -216,6 +216,8 @@ class Hello(NamedTuple):
             raise ProtocolError(f"HELLO: {wrong[0]} is a {type(data[wrong[0]]).__name__}")
         if not 0 < hello.run < 2**63 or not 0 < len(hello.worker_id) <= 200 or hello.mode not in ("train", "eval"):
             raise ProtocolError("HELLO: impossible run, worker_id or mode")
+        if not hello.worker_id.isprintable():
+            raise ProtocolError("HELLO: worker_id has control characters")
         if not 0 < len(hello.groups) <= 64 or not all(type(n) is int and 0 < n <= 2**14 for n in hello.groups):
             raise ProtocolError("HELLO: 1 to 64 groups of 1 to 16384 environments")
         if len(hello.reports) > 64:

@@ -75,8 +75,8 @@ class RunDirectory:
             resume: ``path`` exists and holds a run of the same environment, network and algorithm.
 
         Raises:
-            ConfigError: without ``resume``: it exists or cannot be made; with it: it does not exist, or holds a run of
-                another environment, network or algorithm.
+            ConfigError: without ``resume``: it exists or cannot be made; with it: it does not exist, a learner runs in
+                it, or it holds a run of another environment, network or algorithm.
         """
         try:
             directory = cls._resumed(path, config) if resume else cls(_new(path) if path else _new_default(name))
@@ -120,6 +120,8 @@ class RunDirectory:
             raise ConfigError("--resume needs --run-dir: the run to go on with")
         directory = cls.open(path)
         directory.check_same(config)
+        with directory.locked():  # before anything is written into the directory of a run that lives
+            pass
         summary = directory.read_summary()
         if summary is not None:
             write_json(directory.summary, {**summary, "stop_reason": None})

@@ -20,6 +20,7 @@ import ipaddress
 import os
 import socket as system_socket
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import zmq
 
@@ -100,12 +101,13 @@ def learner_facing(
 def close_bound(socket: Socket) -> None:
     """Closes a binding socket once; what is under way has the linger time. Nothing goes to its monitor any more.
 
-    The file of an ipc endpoint goes first, while it is certainly its own: nobody takes one where somebody listens.
+    The file of an ipc endpoint goes first, if it is still the one that was made: somebody may have put something else
+    there since.
     """
     if not socket.closed:
         socket.disable_monitor()
-        path = _ipc_path(endpoint_of(socket))
-        if path is not None:
+        path, made = _ipc_path(endpoint_of(socket)), _files.pop(socket, None)
+        if path is not None and made is not None and _file(path) == made:
             path.unlink(missing_ok=True)
         socket.close()
 
@@ -204,6 +206,9 @@ def _bound(socket: Socket, key: str, endpoint: str, monitor: str | None) -> Sock
         if monitor is not None:
             socket.monitor(monitor, MONITORED)
         socket.bind(endpoint)
+        path = _ipc_path(endpoint_of(socket))
+        if path is not None and (made := _file(path)) is not None:
+            _files[socket] = made
     except zmq.ZMQError as error:
         socket.disable_monitor()
         socket.close(linger=0)
@@ -213,6 +218,20 @@ def _bound(socket: Socket, key: str, endpoint: str, monitor: str | None) -> Sock
         socket.close(linger=0)
         raise
     return socket
+
+
+_File = tuple[int, int]
+_files: WeakKeyDictionary[Socket, _File] = WeakKeyDictionary()
+"""What bound ipc sockets have made: device and inode."""
+
+
+def _file(path: Path) -> _File | None:
+    """Device and inode; None where nothing is."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _ipc_path(endpoint: str) -> Path | None:
@@ -230,6 +249,8 @@ def _make_free(key: str, endpoint: str) -> None:
     path = _ipc_path(endpoint)
     if path is None:
         return
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"{key} = {endpoint}: {path} is a link to nothing")
     with system_socket.socket(system_socket.AF_UNIX) as probe:
         probe.setblocking(False)
         code = probe.connect_ex(os.fsencode(path))

@@ -46,7 +46,12 @@ def show(run_dir: Path | None, broker: str | None, security: SecuritySection, wa
         ConfigError: no run there, a bad endpoint or keys.
         UnreachableError: nobody answers (without ``watch``).
     """
-    read = _broker_reader(broker, security) if broker else _run_reader(run_dir, security.keys)
+    raw = _broker_reader(broker, security) if broker else _run_reader(run_dir, security.keys)
+
+    def read() -> Status:
+        found: Status = status_text.plain(raw())
+        return found
+
     if watch:
         return _watch(read, as_json)
     status = read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,17 @@ def bottleneck_lines(found: Any) -> list[str]:
 def clean(value: Any) -> str:
     """Text without control codes."""
     return "".join(c if c.isprintable() else "?" for c in str("" if value is None else value))
+
+
+def plain(value: Any) -> Any:
+    """What a learner has published, or a file says, as JSON can hold it: a number that is none becomes None."""
+    if isinstance(value, dict):
+        return {str(plain(name)): plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _head(status: Status) -> Text:

@@ -35,7 +35,7 @@ class Ready(NamedTuple):
         numbers = (ready.epoch, ready.slots, ready.batch)
         if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or ready.batch == 0:
             raise ProtocolError("READY: impossible epoch, slots or batch")
-        if not isinstance(ready.learner, str) or not 0 < len(ready.learner) <= 200:
+        if not isinstance(ready.learner, str) or not 0 < len(ready.learner) <= 200 or not ready.learner.isprintable():
             raise ProtocolError("READY: impossible learner name")
         if not isinstance(ready.held_back, str):
             raise ProtocolError("READY: held_back is text")

@@ -341,6 +341,19 @@ def test_an_ipc_endpoint_that_is_taken_is_refused_and_one_that_was_left_is_not(t
     with pytest.raises(ConfigError, match="is there and is no socket"):
         EmbeddedSource(config, context, "learner", SLOTS)
     assert (tmp_path / "w").read_text() == "a user's"
+    (tmp_path / "w").unlink()
+
+    last = EmbeddedSource(config, context, "learner", SLOTS)
+    (tmp_path / "w").unlink()
+    (tmp_path / "w").write_text("put there since")
+    last.close()
+    assert (tmp_path / "w").read_text() == "put there since"
+    (tmp_path / "w").unlink()
+
+    (tmp_path / "w").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="is a link to nothing"):
+        EmbeddedSource(config, context, "learner", SLOTS)
+    assert (tmp_path / "w").is_symlink()
     context.destroy(linger=0)
 
 

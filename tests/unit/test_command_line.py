@@ -249,6 +249,8 @@ def test_lines_carry_component_and_run(capsys: pytest.CaptureFixture[str]) -> No
     line = capsys.readouterr().err
     assert line.endswith("Z INFO worker/r1 stepped 3\n")
     assert line.count("\n") == 1
+    logging.getLogger("broker").info("a learner named %s", "x\x1b[31m\r")
+    assert capsys.readouterr().err.endswith("a learner named x?[31m?\n")
     logs.configure(logs.Settings(component="worker", style="json"))
     logs.identify(component="learner")
     logging.getLogger("learner").warning("late")

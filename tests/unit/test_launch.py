@@ -1,6 +1,7 @@
 """What a run, its status and its evaluation show and say."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from pipeline.config.tree import RunSection
 from pipeline.launch.children import error_line, last_logged
 from pipeline.launch.evaluate import Ended, Schedule, ended_in, summarize
 from pipeline.launch.progress import Progress, duration, ending, ledger_error, line, seconds_left
-from pipeline.launch.status_text import bottleneck_lines, render
+from pipeline.launch.status_text import bottleneck_lines, plain, render
 from pipeline.rows import FIRST, NO_REPLY, ROW, TERMINATED, TRUNCATED
 from workers.rows import StepRows
 
@@ -203,3 +204,11 @@ def test_ended_run_is_shown_with_its_summary():
     console.print(render({"run_directory": "runs/a", "ended": "solved", "summary": SUMMARY}))
     assert "runs/a has ended: solved" in console.file.getvalue()
     assert "43,210" in console.file.getvalue()
+
+
+def test_what_no_json_can_hold_is_shown_all_the_same():
+    since = {"component": "store", "why": "w", "advice": "a", "since_seconds": float("inf")}
+    status = plain({"bottleneck": since, "nested": [{"x": float("nan")}, b"bytes\xff"], b"key": 1, 3: 2**70})
+    assert json.loads(json.dumps(status, allow_nan=False))["nested"] == [{"x": None}, "bytes\ufffd"]
+    assert status["key"] == 1 and status["3"] == 2**70
+    assert "bottleneck: store" in shown(status)

@@ -172,6 +172,15 @@ def test_mutated_values_inside_valid_messages_are_refused_or_harmless() -> None:
         encode(Kind.JOIN, made._asdict())
 
 
+def test_names_hold_no_control_characters() -> None:
+    """They come into logs."""
+    by_kind = {kind: fields for kind, fields, _ in VECTORS}
+    with pytest.raises(ProtocolError, match="control characters"):
+        Hello.from_wire(by_kind["HELLO"][0] | {"worker_id": "w\x1b[31m"})
+    with pytest.raises(ProtocolError, match="learner name"):
+        Ready.from_wire(by_kind["READY"][0] | {"learner": "l\nWARNING forged"})
+
+
 def test_a_router_under_mutated_messages_never_raises_and_never_amplifies() -> None:
     rng = random.Random(3)
     net = Net()

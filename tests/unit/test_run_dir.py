@@ -95,6 +95,16 @@ def test_resume_goes_on_with_the_same_kind_of_run(tmp_path):
     assert again.read_summary() == {"updates": 3, "stop_reason": None}, "it is going on"
 
 
+def test_resume_writes_nothing_where_a_learner_runs(tmp_path):
+    first = RunDirectory.create(tmp_path / "run", "name", config(run={"max_steps": 10}))
+    write_json(first.summary, {"updates": 3, "stop_reason": None})
+    with first.locked():
+        before = {path: path.read_bytes() for path in first.path.iterdir() if path.is_file()}
+        with pytest.raises(ConfigError, match="a learner runs in"):
+            RunDirectory.create(tmp_path / "run", "name", config(run={"max_steps": 20}), resume=True)
+        assert {path: path.read_bytes() for path in first.path.iterdir() if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     ("other", "key"),
     [
