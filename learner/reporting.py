@@ -52,6 +52,10 @@ class Before(NamedTuple):
     seconds: float = 0.0
     updates: int = 0
 
+    def seconds_with(self, started: float | None, updated: float | None) -> float:
+        """With those of this process, from its first environment step to its last update (both monotonic)."""
+        return self.seconds + (max(0.0, updated - started) if started and updated else 0.0)
+
 
 class Reporter:
     """Reports every interval, and once at the end.
@@ -132,7 +136,7 @@ class Reporter:
     def summary(self, parts: Parts, before: Before, stop_reason: str | None) -> dict[str, Any]:
         training, ledger = parts.training, parts.ledger.snapshot()
         started, updated = parts.inference.first_step, training.last_update
-        seconds = before.seconds + (max(0.0, updated - started) if started and updated else 0.0)
+        seconds = before.seconds_with(started, updated)
         steps = parts.ledger.agent_steps
         if stop_reason is None:
             self._measure(steps, ledger["taken"], parts)

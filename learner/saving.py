@@ -74,7 +74,7 @@ class Saver:
             view,
             version=training.version,
             updates=before.updates + training.updates,
-            seconds=before.seconds + (max(0.0, updated - started) if started and updated else 0.0),
+            seconds=before.seconds_with(started, updated),
             episodes=self.episodes.count,
             spaces=self.spaces.to_wire(),
             **self.path.books(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -220,7 +221,7 @@ def left_behind(pipeline: Pipeline, report: Report) -> None:
     """Processes, and files that the next start would not remove."""
     deadline = time.monotonic() + END_SECONDS
     while (alive := pipeline.processes()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        threading.Event().wait(0.05)
     if alive:
         report.fail(f"processes outlived the run: {alive}")
     sweep(pipeline.temporary)

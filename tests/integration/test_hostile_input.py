@@ -35,7 +35,6 @@ from pipeline.store.codec import Codec
 from pipeline.store.codec import encode as encode_unroll
 from pipeline.store.embedded import EmbeddedServer
 from tests.fuzz import mutations
-from tests.fuzz.mutations import FIELDS, HOW
 from tests.integration.peers import PATIENCE, EchoLearner, FakeWorker, until
 from tests.integration.test_broker import SCRIPT, make_config
 from tests.integration.test_semantics import Pipeline
@@ -110,8 +109,8 @@ class Attack:
             self._next_ready = now + 0.5
 
     def one(self) -> None:
-        kind, how = self.rng.choice(sorted(FIELDS)), self.rng.choice(HOW)
-        fields, buffers = FIELDS[kind], []
+        kind, how = self.rng.choice(sorted(mutations.FIELDS)), self.rng.choice(mutations.HOW)
+        fields, buffers = mutations.FIELDS[kind], []
         if kind in (Kind.HEARTBEAT, Kind.BYE):
             fields = [SPOILED, *fields[1:]]
         elif kind == Kind.STEP:
@@ -138,7 +137,7 @@ class Attack:
             socket.close(linger=0)
 
     def _ready(self, name: str) -> dict[str, Any]:
-        return {**FIELDS[Kind.READY][0], "learner": name, "slots": 0, "workers": [], "runs": []}
+        return {**mutations.FIELDS[Kind.READY][0], "learner": name, "slots": 0, "workers": [], "runs": []}
 
     def _send(self, socket: Any, frames: list[bytes], side: str) -> bool:
         try:
@@ -241,7 +240,7 @@ def test_spoilt_messages_at_a_broker(stage: Stage) -> None:
     memory = Memory(stage.broker.pid)
     steps: list[tuple[float, int]] = []
     until(lambda: served.welcomed and stage.spoiled.welcomed, stage.go_on)
-    while (spoilt := sum(attack.sent[how] for how in HOW)) < MESSAGES:
+    while (spoilt := sum(attack.sent[how] for how in mutations.HOW)) < MESSAGES:
         for _ in range(10):
             attack.one()
         stage.go_on()
@@ -320,7 +319,7 @@ class Reader:
         valid = int(layout.view(record)["valid"].sum())
         spoilt = payload
         if (self.spoilt + self.whole) % self.WHOLE_EACH:
-            spoilt = mutations.payload(self.rng, payload, layout, self.rng.choice(HOW))
+            spoilt = mutations.payload(self.rng, payload, layout, self.rng.choice(mutations.HOW))
         self.spoilt += spoilt != payload
         self.whole += spoilt == payload
         self.valid[spoilt == payload] += valid
