@@ -33,8 +33,7 @@ class Events:
             OSError: they cannot be written.
         """
         rows = lag.rows.copy()
-        with self._writer.as_default(np.int64(summary["frames"])):
-            _translated(lambda: _write(summary, rows - self._rows, lag.max))
+        _translated(lambda: self._write(summary, rows - self._rows, lag.max))
         self._rows = rows
 
     def close(self) -> None:
@@ -43,6 +42,10 @@ class Events:
             OSError: the last ones cannot be written.
         """
         _translated(self._writer.close)
+
+    def _write(self, summary: dict[str, Any], lag: Counts, largest_lag: int) -> None:
+        with self._writer.as_default(np.int64(summary["frames"])):  # writes to the disk where it ends
+            _write(summary, lag, largest_lag)
 
 
 def _write(summary: dict[str, Any], lag: Counts, largest_lag: int) -> None:

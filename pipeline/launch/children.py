@@ -86,11 +86,14 @@ class Child:
         return self._process.returncode
 
     def tail(self, lines: int) -> list[str]:
-        """The last lines that this process wrote."""
-        with self._log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode(errors="replace")
+        """The last lines that this process wrote; none where somebody has removed its log."""
+        try:
+            with self._log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return []
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
     def _signal_group(self, number: int) -> None:

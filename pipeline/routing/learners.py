@@ -84,12 +84,17 @@ class Learner:
 
 
 class Learners:
-    """All learners, by name and by routing id."""
+    """All learners, by name and by routing id.
+
+    Attributes:
+        last_lost: The one that was lost last.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, Learner] = {}
         self._by_peer: dict[bytes, Learner] = {}
         self._lost_at = float("-inf")
+        self.last_lost: Learner | None = None
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -113,7 +118,7 @@ class Learners:
 
     def remove(self, learner: Learner, now: float) -> None:
         """It is lost."""
-        self._lost_at = now
+        self._lost_at, self.last_lost = now, learner
         del self._by_name[learner.name]
         self._by_peer.pop(learner.peer, None)
 

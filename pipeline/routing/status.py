@@ -120,7 +120,9 @@ class StatusBoard:
         learners = list(router.learners)
         silent = [learner for learner in learners if learner.silent]
         if not learners:
-            return Facts(learner="none is connected")
+            lost = router.learners.last_lost
+            last = "" if lost is None else f", {lost.name} was last heard of {now - lost.heard:.0f} s ago"
+            return Facts(learner=f"none is connected{last}")
         if len(silent) == len(learners):
             return Facts(learner=f"{silent[0].name} is silent for {now - silent[0].heard:.0f} s")
         if _mapping(_mapping(self._published()).get("bottleneck")).get("component") == "learner":

@@ -81,11 +81,16 @@ class Commands:
         sweep(self.temporary)
 
     def end(self) -> None:
-        """Kills what a failed test left."""
-        for process in self._started:
+        """Kills what a failed test left, and shows what that has said."""
+        failed = [process for process in self._started if process.poll() is None]
+        for process in failed:
             process.kill()
-            process.wait()
-            if process.stdout is not None:
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            if process in failed:
+                print(process.args, process.communicate()[0], sep="\n")
+            elif process.stdout is not None:
                 process.stdout.close()
 
 
@@ -103,8 +108,6 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
         files = [str(path.relative_to(temporary)) for path in temporary.iterdir()]
     finally:
         runner.end()
-        for pid in runner.alive():
-            os.kill(pid, signal.SIGKILL)
         shutil.rmtree(temporary, ignore_errors=True)
     assert not left, f"processes outlived the test: {left}"
     assert not files, f"left in the temporary folder: {files}"

@@ -249,7 +249,8 @@ def test_a_busy_broker_and_a_silent_learner(commands, until):
     (learner,) = commands.find("learner --config")
     os.kill(learner, signal.SIGSTOP)
     try:
-        run.names("learner", "workers wait for a learner: learner is silent for ")
+        why = run.names("learner", "workers wait for a learner: ")["bottleneck"]["why"]
+        assert "learner is silent for " in why or "none is connected, learner was last heard of " in why, why
     finally:
         os.kill(learner, signal.SIGCONT)
     until(lambda: run.status("--json")["bottleneck"]["component"] != "learner", NAMED_SECONDS, "it is back")

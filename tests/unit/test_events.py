@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+
 import psutil
 import pytest
 import tensorflow as tf
@@ -51,6 +54,25 @@ def test_a_report_is_written_at_its_frames(events):
     assert found["episodes/return_mean"] == (7, 7.25)
     assert found["stages/training_busy"] == (7, 0.5)
     assert "evaluation/return_mean" not in found
+
+
+@pytest.mark.parametrize("room", range(0, 1000, 50))
+def test_a_disk_that_takes_no_more_is_an_oserror(events, room):
+    """TensorFlow writes in the midst of a report and at its end."""
+    made, folder = events
+    made.write(summary(0), Lag())
+    (path,) = folder.iterdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, limits[1]))
+        with pytest.raises(OSError, match="too large"):
+            for i in range(1, REPORTS):
+                made.write(summary(i), Lag())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    made.write(summary(REPORTS), Lag())
 
 
 def test_memory_is_flat_over_many_reports(events):

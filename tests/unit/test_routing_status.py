@@ -70,6 +70,12 @@ def test_workers_that_are_not_heard_of_and_a_silent_learner() -> None:
     found = bottleneck(net, 1.0)
     assert found is not None and found["component"] == "learner"
     assert found["why"].startswith("workers wait for a learner: l is silent for ")
+    while net.router.learners.named("l") is not None:
+        net.heartbeat(1)
+        bottleneck(net, 1.0)
+    found = bottleneck(net, 1.0)
+    assert found is not None
+    assert found["why"].startswith("workers wait for a learner: none is connected, l was last heard of ")
 
 
 def test_a_learner_that_does_not_train_yet_says_so_itself() -> None:
