@@ -34,7 +34,7 @@ Shares = Mapping[str, Mapping[str, float]]
 class Stage:
     """Seconds of one stage by what it did: entered by one thread, or added to by one, and read by any.
 
-    No lock, as a busy loop enters twice per message: each entry is one tuple, and what it says goes before what is booked.
+    No lock, as a loop enters twice per message: an entry is one tuple, and what it says goes before what is booked.
 
     Args:
         name: One of ``NAMES``.
@@ -58,7 +58,7 @@ class Stage:
         return now
 
     def add(self, busy_share: float, waits_for: str, seconds: float) -> None:
-        """Books what was measured elsewhere: of so many seconds, this share was busy. Not while something is entered."""
+        """Books what was measured elsewhere: of so many seconds, this share was busy. Not beside ``enter``."""
         for doing, share in ((BUSY, busy_share), (waits_for, 1.0 - busy_share)):
             self._seconds[doing] = self._seconds.get(doing, 0.0) + share * seconds
 
