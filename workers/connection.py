@@ -12,7 +12,8 @@ from pipeline import sockets
 from pipeline.config.tree import BrokerSection, SecuritySection
 from workers.actions import Send
 
-POLLIN, SNDMORE = int(zmq.POLLIN), int(zmq.SNDMORE)  # the enumeration's own operators are slow
+SNDMORE = int(zmq.SNDMORE)  # the enumeration's own operators are slow
+GRAIN_MILLISECONDS = 20  # waits are rounded up to these, so that their option is seldom set
 
 
 class Connection:
@@ -30,7 +31,8 @@ class Connection:
         self._broker, self._security = broker, security
         self._context: sockets.Context = zmq.Context()
         self._outbox: dict[str, Send] = {}  # bounded: a key per group, and hello, heartbeat, bye
-        self._open()
+        self._patience = 0  # milliseconds that the socket's receive waits at most
+        self._socket = self._made()
 
     def receive(self, seconds: float) -> list[bytes] | None:
         """The next message; None if none comes within these seconds, or before there is room for what waits."""
@@ -44,12 +46,12 @@ class Connection:
             self._patience = milliseconds
         receive = self._socket.recv
         try:
-            frame = receive(0, False)
+            frame = receive(copy=False)
         except zmq.Again:
             return None
         frames = [frame.bytes]
         while frame.more:
-            frame = receive(0, False)
+            frame = receive(copy=False)
             frames.append(frame.bytes)
         return frames
 
@@ -65,7 +67,7 @@ class Connection:
         """Forgets what waits, and connects anew."""
         self._outbox.clear()
         self._socket.close(linger=0)
-        self._open()
+        self._socket = self._made()
 
     def close(self) -> None:
         """Closes the socket, which lingers shortly: what it has taken may still get through. No message is kept."""
@@ -75,11 +77,10 @@ class Connection:
         """Ends the context: waits at most for the linger time."""
         self._context.term()
 
-    def _open(self) -> None:
-        self._socket = sockets.worker_socket(self._context, self._broker, self._security)
-        self._patience: int = 0  # milliseconds that a receive waits at most
-        # pyzmq's method proper: the one around it is for draft sockets, and as expensive.
-        self._send = super(zmq.Socket, self._socket).send
+    def _made(self) -> sockets.Socket:
+        socket = sockets.worker_socket(self._context, self._broker, self._security)
+        socket.setsockopt(zmq.RCVTIMEO, self._patience)
+        return socket
 
     def _flush(self) -> None:
         """Sends what waits, in order, until the socket takes no more."""
@@ -91,7 +92,7 @@ class Connection:
 
     def _sent(self, message: Send) -> bool:
         """Whether the socket took the message whole."""
-        buffers, send = message.buffers, self._send
+        buffers, send = message.buffers, self._socket.send
         left = len(buffers)
         try:
             send(message.head, SNDMORE if left else 0)
@@ -102,12 +103,12 @@ class Connection:
             left -= 1
             # Small frames are copied anyhow; large ones may be read, and stay as they are, until their ACTIONS come.
             try:
-                send(buffer, SNDMORE if left else 0, message.again)
+                send(buffer, SNDMORE if left else 0, copy=message.again)
             except zmq.Again:  # the connection went in the midst of it: ZeroMQ drops the rest, which must follow
                 whole = False
         return whole
 
 
 def _milliseconds(seconds: float) -> int:
-    """Not before they are over."""
-    return int(seconds * 1000) + 1 if seconds > 0.0 else 0
+    """Not before they are over, and at most a grain after it."""
+    return GRAIN_MILLISECONDS * (1 + int(seconds * 1000) // GRAIN_MILLISECONDS) if seconds > 0.0 else 0

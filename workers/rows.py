@@ -64,7 +64,7 @@ class RowBuilder:
         self.masked = 0
         self.dropped = 0
         self._return = np.zeros(n, np.float64)
-        self._length = np.zeros(n, np.int64)
+        self._began = np.zeros(n, np.int64)  # the index where the episode began
         self._pending: Indices | None = None  # NEXT_STEP: ended, the next row is FIRST
         self._ones = np.ones(n, np.int64)
         self._records = np.zeros(n, ROW)
@@ -74,13 +74,13 @@ class RowBuilder:
 
     def reset(self, leaves: list[Array]) -> StepRows:
         """Rows of the run's first observations: all FIRST."""
-        self.index[:] = 0
+        self.index[:], self._began[:] = 0, 0
         return self._all_first(leaves)
 
     def abandon(self, leaves: list[Array]) -> StepRows:
         """Rows of new episodes in the midst of a run: FIRST, without final rows before them; the index goes on."""
         self.masked += self.n
-        self._return[:], self._length[:], self._pending = 0, 0, None
+        self._return[:], self._began[:], self._pending = 0, self.index, None
         return self._all_first(leaves)
 
     def next_step(
@@ -182,7 +182,6 @@ class RowBuilder:
             self.taken -= len(first)
             self.masked += len(first)
         np.add(self.index, self._ones, out=self.index)
-        np.add(self._length, self._ones, out=self._length)
         np.add(self._return, reward, out=self._return)
         self._reward[:] = reward
         self.taken += self.n
@@ -194,14 +193,14 @@ class RowBuilder:
         self._flags[which] = FIRST
         self._reward[which] = 0
         self._return[which] = 0
-        self._length[which] = 0
+        self._began[which] = self.index[which]
         self._plain = False
 
     def _finish(self, records: Array, rows: Any, terminated: Mask, truncated: Mask, ended: Indices) -> None:
         """Says in these rows of the records how the episodes of the environments ``ended`` have ended."""
         records["flags"][rows] = TERMINATED * terminated + TRUNCATED * truncated
         records["episode_return"][rows] = self._return[ended]
-        records["episode_length"][rows] = self._length[ended]
+        records["episode_length"][rows] = self.index[ended] - self._began[ended]
 
 
 def non_finite(leaves: Sequence[Array], reward: Array) -> Mask | None:
