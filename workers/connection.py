@@ -13,6 +13,7 @@ from pipeline.config.tree import BrokerSection, SecuritySection
 from workers.actions import Send
 
 SNDMORE = int(zmq.SNDMORE)  # the enumeration's own operators are slow
+LARGE_BYTES = 2**16  # from here on a copy costs more than pyzmq's bookkeeping of what it does not own
 GRAIN_MILLISECONDS = 20  # waits are rounded up to these, so that their option is seldom set
 
 
@@ -92,7 +93,7 @@ class Connection:
 
     def _sent(self, message: Send) -> bool:
         """Whether the socket took the message whole."""
-        buffers, send = message.buffers, self._socket.send
+        buffers, again, send = message.buffers, message.again, self._socket.send
         left = len(buffers)
         try:
             send(message.head, SNDMORE if left else 0)
@@ -101,9 +102,9 @@ class Connection:
         whole = True
         for buffer in buffers:
             left -= 1
-            # Small frames are copied anyhow; large ones may be read, and stay as they are, until their ACTIONS come.
+            # Large ones may be read, and stay as they are, until their ACTIONS come.
             try:
-                send(buffer, SNDMORE if left else 0, copy=message.again)
+                send(buffer, SNDMORE if left else 0, copy=again or buffer.nbytes < LARGE_BYTES)
             except zmq.Again:  # the connection went in the midst of it: ZeroMQ drops the rest, which must follow
                 whole = False
         return whole

@@ -32,7 +32,7 @@ from workers.watched import Mark
 log = logging.getLogger(__name__)
 
 PULSE_NANOSECONDS = 200_000_000  # between signs of life while a group of slow environments steps
-POLL_SECONDS = 0.1  # how soon a stop of the supervisor is seen, and a deadline at the latest
+POLL_SECONDS = 0.08  # and a grain of the wait: how soon a stop of the supervisor is seen, and a deadline at the latest
 MEASURED_SECONDS = 0.5  # at least, between two measurements of the share that is busy
 MAX_ENVIRONMENTS = 2**16  # of one worker: see pipeline.rows.environment_id
 STOP, TAKEN, MASKED = int(At.STOP), int(At.TAKEN), int(At.MASKED)  # enumerations are slow

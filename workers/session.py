@@ -26,7 +26,6 @@ from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send
 HELLO_SECONDS = 1.0
 SILENT_HEARTBEATS = 5.0
 COMPLAINT_SECONDS = 60.0
-INTEGERS = [int, int, int]  # the fields of ACTIONS
 
 
 class State(Enum):
@@ -214,9 +213,7 @@ class Session:
         return handler(message, now)
 
     def _actions(self, message: Message, now: float) -> list[Action]:
-        if list(map(type, message.fields)) != INTEGERS:
-            fields_of(message, int, int, int)  # says what is wrong
-        _, index, sequence = message.fields
+        _, index, sequence = fields_of(message, int, int, int)
         if not 0 <= index < len(self._groups):
             raise ProtocolError(f"ACTIONS for group {index} of {len(self._groups)}")
         group = self._groups[index]
