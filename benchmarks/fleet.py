@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import resource
 import secrets
@@ -20,8 +19,7 @@ import statistics
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -107,9 +105,7 @@ class Client:
         sent_at: By group: when its outstanding observations were sent first.
     """
 
-    def __init__(
-        self, context: Context, config: Config, name: str, latencies: deque[float], groups: list[Any]
-    ) -> None:
+    def __init__(self, context: Context, config: Config, name: str, latencies: deque[float], groups: list[Any]) -> None:
         self._context, self._config, self._groups = context, config, groups
         section = config.workers
         self._latencies = latencies
@@ -241,7 +237,7 @@ class Fleet:
     ) -> None:
         _allow_files(FILES * clients + SPARE_FILES)
         self._context: Context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, clients + SPARE_FILES)
+        self._context.set(zmq.MAX_SOCKETS, 2 * clients + SPARE_FILES)  # those that are replaced close by and by
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
         self._poller = zmq.Poller()
         self._began = time.monotonic()

@@ -28,7 +28,7 @@ from pipeline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
-NAMES = ("transport", "inference", "store", "limits", "end_to_end")
+NAMES = ("transport", "inference", "store", "limits", "end_to_end", "scale")
 PEER_ENVIRONMENTS = ROOT / ".venv-peers"
 SECONDS = 5.0
 """Of each measurement, where a benchmark has no ``SECONDS`` of its own."""

@@ -144,16 +144,17 @@ class Requests:
         """Served so far."""
         return self._loop.counters["rows"]
 
-    def wait_for(self, workers: int, check: Callable[[], None]) -> None:
-        """Returns a warm-up after so many workers are served.
+    def wait_for(self, workers: int, check: Callable[[], None], rows: int = 1) -> None:
+        """Returns a warm-up after so many workers have come and so many rows were served.
 
         Raises:
             TimeoutError: they did not come. And what ``check`` raises, and what ended the loop.
         """
         deadline = time.monotonic() + START_SECONDS
-        while len(self._table) < workers or not self.rows:
+        while len(self._table) < workers or self.rows < rows:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(self._table)} of {workers} workers came within {START_SECONDS:g} s")
+                came = f"{len(self._table)} of {workers} workers came, {self.rows} of {rows} rows were served"
+                raise TimeoutError(f"{came} within {START_SECONDS:g} s")
             self.pass_time(LOOK_SECONDS, check)
         self.pass_time(WARM_UP_SECONDS, check)
 
