@@ -1,8 +1,8 @@
 """What each stage costs per unit of work, measured here: the input of ``benchmarks.simulator``.
 
 ``benchmarks.scaling`` keeps it in ``costs.json``. All of it is CPU time, which other work on the machine changes less
-than rates. The serving side is measured at several shapes (workers, rows of a request, bytes of a row), and the costs per batch,
-request, row and byte are the least-squares solution without negative ones.
+than rates. The serving side is measured at several shapes (workers, rows of a request, bytes of a row), and the costs
+per batch, request, row and byte are the least-squares solution without negative ones.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from workers.environments import make_group, seeds_of
 SMALL = Leaf("observation", "box", "float32", (4,))
 LARGE = Leaf("observation", "box", "uint8", (84, 84))
 UNROLL = 20
-SHAPES = ((1, 1, SMALL), (4, 1, SMALL), (1, 64, SMALL), (4, 64, SMALL), (2, 16, LARGE))
-"""Workers, rows of a request, observation."""
+PROCESSES = 4
+SHAPES = ((1, 1, SMALL), (4, 1, SMALL), (50, 10, SMALL), (1, 64, SMALL), (4, 64, SMALL), (2, 16, LARGE))
+"""Workers (more than ``PROCESSES`` are in one), rows of a request, observation."""
 BEATS = (200, 0.1)
 """Workers and heartbeat seconds that make two thousand heartbeats per second."""
 PARTS = 5
@@ -55,7 +56,7 @@ class Window(NamedTuple):
     requests: float
     rows: int
     nbytes: int
-    seconds: float
+    reports: int
     inference: float
     transport: float
     broker: float
@@ -90,20 +91,20 @@ def _serving(seconds: float, say: Callable[[str], None]) -> Costs:
         [[x.batches, x.requests, x.rows, x.nbytes] for x in embedded], "inference", embedded
     )
     sent, sent_byte = solve([[x.requests, x.nbytes] for x in embedded], "transport", embedded)
-    asked, asked_row = solve([[x.requests, x.rows] for x in embedded], "worker", embedded)
-    passed, passed_byte = solve([[x.requests, x.nbytes] for x in process], "broker", process)
+    apart = [x for x, (workers, _, _) in zip(embedded, SHAPES, strict=True) if workers <= PROCESSES]
+    asked, asked_row = solve([[x.requests, x.rows] for x in apart], "worker", apart)
+    turn, passed, passed_byte = solve([[x.batches, x.requests, x.nbytes] for x in process], "broker", process)
     say("heartbeats")
     beating, quiet = (_window(BEATS[0], 1, SMALL, "embedded", seconds, x) for x in (BEATS[1], 100 * BEATS[1]))
-    # Beyond what its requests cost; the other window says by how much those are misjudged at such shapes.
-    units = np.array([batch, request + sent, row, byte + sent_byte])
-    excess = [x.inference + x.transport - units @ (x.batches, x.requests, x.rows, x.nbytes) for x in (beating, quiet)]
-    beats = beating.seconds * BEATS[0] / BEATS[1]
-    heartbeat = max(0.0, float(excess[0] - excess[1] * beating.requests / quiet.requests)) / beats
+    each = (quiet.inference + quiet.transport - batch * quiet.batches) / quiet.requests
+    beats = beating.inference + beating.transport - batch * beating.batches - each * beating.requests
+    heartbeat = max(0.0, beats) / beating.reports
     return Costs(
         worker_request=asked,
         worker_row=asked_row,
         transport_request=sent,
         transport_byte=sent_byte,
+        broker_turn=turn,
         broker_request=passed,
         broker_byte=passed_byte,
         inference_batch=batch,
@@ -125,7 +126,7 @@ def _window(
         workers=WorkersSection(count=workers, envs=rows, groups=1),
         learner=LearnerSection(slots=workers * rows, inference_batch=max(64, rows)),
     )
-    start = clients if heartbeat is None else crowd
+    start = clients if workers <= PROCESSES else crowd
     with private(config, placement) as config, contextlib.ExitStack() as stack:
         pid = stack.enter_context(broker_process(config)) if placement == "process" else None
         layout = layout_of(leaf, UNROLL, 1)
@@ -137,16 +138,18 @@ def _window(
 
         def reading() -> tuple[float, ...]:
             counters, (inference, transport) = requests.counters, _thread_seconds()
-            served = counters["batches"], counters["rows"], time.monotonic()
+            served = counters["batches"], counters["rows"], counters["reports"]
             return (*served, inference, transport, cpu_seconds([pid] if pid else []), cpu_seconds(asking))
 
         begun = reading()
         requests.pass_time(seconds, check)
-        batches, answered, took, inference, transport, passed, asked = (
+        batches, answered, reports, inference, transport, passed, asked = (
             b - a for a, b in zip(begun, reading(), strict=True)
         )
     nbytes = answered * (ROW.itemsize + leaf.nbytes)
-    return Window(int(batches), answered / rows, int(answered), int(nbytes), took, inference, transport, passed, asked)
+    return Window(
+        int(batches), answered / rows, int(answered), int(nbytes), int(reports), inference, transport, passed, asked
+    )
 
 
 def _thread_seconds() -> tuple[float, float]:

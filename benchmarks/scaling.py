@@ -132,7 +132,8 @@ def demand(case: Case, costs: Costs) -> Demand:
     request = costs.inference_request + case.rows * costs.inference_row
     load = {
         "workers": steps * (case.environment_seconds + costs.worker_row) + requests * costs.worker_request,
-        "broker": requests * costs.broker_request + nbytes * costs.broker_byte,
+        "broker": requests * (costs.broker_request + costs.broker_turn * case.rows / case.batch)
+        + nbytes * costs.broker_byte,
         "transport": requests * costs.transport_request + nbytes * costs.transport_byte,
         "inference": requests * request + steps / case.batch * costs.inference_batch + nbytes * costs.inference_byte,
         "writer": unrolls * larger * costs.writer_unroll,

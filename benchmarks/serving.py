@@ -34,7 +34,7 @@ from learner.slots import SlotTable
 from learner.writer import UnrollWriter
 from pipeline.config.tree import Config
 from pipeline.ledger import Ledger
-from pipeline.requests import RequestSource
+from pipeline.requests import Reported, RequestSource
 from pipeline.run_dir import write_text
 from pipeline.sources import BrokerSource, EmbeddedSource
 from pipeline.spaces import Leaf, Spaces
@@ -120,24 +120,34 @@ class Nothing:
         pass
 
 
+class Listening(Roster):
+    """Counts the reports that workers' heartbeats bring."""
+
+    reports = 0
+
+    def report(self, event: Reported) -> None:
+        self.reports += 1
+        super().report(event)
+
+
 class Requests:
     """What the inference loop serves, counted.
 
     Args:
         loop: Running.
-        table: Its slots.
+        roster: Who is served.
         stop: Its token.
         ledger: What its collector books.
     """
 
-    def __init__(self, loop: InferenceLoop, table: SlotTable, stop: StopToken, ledger: Ledger) -> None:
-        self._loop, self._table, self._stop = loop, table, stop
+    def __init__(self, loop: InferenceLoop, roster: Listening, stop: StopToken, ledger: Ledger) -> None:
+        self._loop, self._roster, self._table, self._stop = loop, roster, roster.table, stop
         self.ledger = ledger
 
     @property
     def counters(self) -> dict[str, int]:
-        """Of the loop: ``rows`` and ``batches``, and what was not served, by reason."""
-        return dict(self._loop.counters)
+        """Of the loop: ``rows`` and ``batches``, and what was not served, by reason. And ``reports`` that came."""
+        return {**self._loop.counters, "reports": self._roster.reports}
 
     @property
     def rows(self) -> int:
@@ -196,7 +206,7 @@ def serving(
     stop, ledger, table = StopToken(), Ledger(False), SlotTable(config.slots)
     assembler, nothing = Assembler(layout, config.slots), Nothing()
     writer = UnrollWriter(lambda: nothing, config.training.batch_size, threading.Event(), lambda: "never full")
-    roster = Roster(
+    roster = Listening(
         spaces=spaces,
         config_hash="",
         largest_group=min(config.learner.inference_batch, config.slots),
@@ -232,7 +242,7 @@ def serving(
     for thread in threads:
         thread.start()
     try:
-        yield Requests(loop, table, stop, ledger)
+        yield Requests(loop, roster, stop, ledger)
     finally:
         loop.dismiss("measured", time.monotonic() + END_SECONDS)
         threads[0].join(END_SECONDS + 1.0)

@@ -34,7 +34,8 @@ class Costs(NamedTuple):
         environment_request: Stepping an env group, whatever its size; with ``environment_row`` for each environment.
         worker_request: Session, rows and sockets of a worker, both ways; with ``worker_row``.
         transport_request: The learner process's ZeroMQ thread; with ``transport_byte``.
-        broker_request: A broker process, both ways; with ``broker_byte``.
+        broker_turn: A broker process's turn, which passes on what waits; with ``broker_request`` (both ways) and
+            ``broker_byte``.
         inference_batch: The inference loop with checks, books and unrolls; with ``_request``, ``_row`` and ``_byte``.
         policy_batch: The acting policy; with ``policy_row``.
         heartbeat: Of the serving side per worker and second.
@@ -50,6 +51,7 @@ class Costs(NamedTuple):
     worker_row: float = 0.0
     transport_request: float = 0.0
     transport_byte: float = 0.0
+    broker_turn: float = 0.0
     broker_request: float = 0.0
     broker_byte: float = 0.0
     inference_batch: float = 0.0
@@ -164,6 +166,7 @@ class _Pipeline:
         self._shares[len(STAGES) :] = not setup.workers_elsewhere
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._now, self._number = 0.0, 0
+        self._at_broker: list[Callable[[], None]] = []
         self._pending: deque[int] = deque()
         self._requests = np.zeros(setup.workers * setup.groups, np.int64)
         self.sent = self.answered = self.under_way = 0
@@ -203,6 +206,7 @@ class _Pipeline:
             self._then[stage]()
             if self._queues[stage] and not np.isfinite(self._left[stage]):
                 self._begin(stage, *self._queues[stage].popleft())
+        self._pass_on()
         self._infer()
         self._write()
         self._feed()
@@ -222,7 +226,7 @@ class _Pipeline:
         costs, rows = self._costs, self._setup.rows
         work = costs.environment_request + costs.worker_request + rows * (costs.environment_row + costs.worker_row)
         stage = len(STAGES) + group // self._setup.groups
-        begin = partial(self._job, stage, work, partial(self._send, group))
+        begin: Callable[[], None] = partial(self._job, stage, work, partial(self._send, group))
         if self._setup.pause:
             self._number += 1
             due = self._now + self._setup.pause
@@ -237,9 +241,24 @@ class _Pipeline:
         work = costs.transport_request + nbytes * costs.transport_byte
         arrive = partial(self._job, TRANSPORT, work, partial(self._pending.append, group))
         if self._setup.broker:
-            self._job(BROKER, self._slowed * (costs.broker_request + nbytes * costs.broker_byte), arrive)
+            self._at_broker.append(arrive)
         else:
             arrive()
+
+    def _pass_on(self) -> None:
+        """A turn of the broker process."""
+        arriving = self._at_broker
+        if arriving and not np.isfinite(self._left[BROKER]):
+            self._at_broker = []
+            costs = self._costs
+            each = costs.broker_request + self._setup.rows * self._setup.row_bytes * costs.broker_byte
+            work = self._slowed * (costs.broker_turn + len(arriving) * each)
+
+            def passed() -> None:
+                for arrive in arriving:
+                    arrive()
+
+            self._begin(BROKER, work, passed)
 
     def _infer(self) -> None:
         setup, costs = self._setup, self._costs

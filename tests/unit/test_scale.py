@@ -82,13 +82,13 @@ def test_metrics_have_their_documented_names_at_every_point() -> None:
 
 def test_costs_are_found_again_from_what_they_add_up_to() -> None:
     shapes = [(1, 10, 10), (2, 10, 640), (5, 50, 50), (7, 20, 320)]
-    windows = [Window(b, r, n, 0, 1.0, 3e-4 * b + 6e-5 * r + 1e-6 * n, 0.0, 0.0, 0.0) for b, r, n in shapes]
+    windows = [Window(b, r, n, 0, 0, 3e-4 * b + 6e-5 * r + 1e-6 * n, 0.0, 0.0, 0.0) for b, r, n in shapes]
     found = costs.solve([list(shape) for shape in shapes], "inference", windows)
     assert found == pytest.approx([3e-4, 6e-5, 1e-6], rel=1e-6)
 
 
 def test_no_cost_is_negative() -> None:
-    windows = [Window(0, r, n, 0, 1.0, r - 0.01 * n, 0.0, 0.0, 0.0) for r, n in ((1, 1), (2, 8), (5, 3))]
+    windows = [Window(0, r, n, 0, 0, r - 0.01 * n, 0.0, 0.0, 0.0) for r, n in ((1, 1), (2, 8), (5, 3))]
     found = costs.solve([[x.requests, x.rows] for x in windows], "inference", windows)
     assert found[1] == 0.0 and found[0] > 0.0
 

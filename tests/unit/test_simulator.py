@@ -32,6 +32,7 @@ QUICK = Costs(*[1e-9] * len(Costs._fields))
         ("environment_row", "workers", 2 / 1e-3),
         ("transport_request", "transport", 4 / 1e-3),
         ("broker_request", "broker", 4 / 1e-3),
+        ("broker_byte", "broker", 1 / 48e-3),
         ("inference_row", "inference", 1 / 1e-3),
         ("policy_row", "inference", 1 / 1e-3),
         ("writer_unroll", "writer", 5 / 1e-3),
