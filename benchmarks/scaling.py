@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,17 +32,17 @@ FILE = Path(__file__).with_name("costs.json")
 ROW_BYTES = {"cartpole": 16, "pong": 84 * 84}
 FILLED = 0.7
 """Share of its time that a stage may be busy where it is to keep up: more makes requests wait."""
-CHECKS = (
-    ("cartpole_vtrace", 1, 8),
-    ("cartpole_vtrace", 1, 32),
-    ("cartpole_vtrace", 1, 64),
-    ("cartpole_vtrace", 2, 32),
-    ("cartpole_vtrace", 2, 64),
-    ("cartpole_vtrace", 4, 8),
-    ("cartpole_vtrace", 4, 64),
-    ("atari_pong_vtrace", 1, 32),
+PONG = ("training.batch_size=32", "store.capacity=64")
+CHECKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("cartpole_vtrace", ("workers.envs=8",)),
+    ("cartpole_vtrace", ("workers.envs=64",)),
+    ("cartpole_vtrace", ("workers.count=2", "workers.envs=32")),
+    ("cartpole_vtrace", ("workers.count=4", "workers.envs=64")),
+    ("cartpole_throughput", ("workers.envs=512",)),
+    ("atari_pong_vtrace", (*PONG, "workers.envs=32")),
+    ("atari_pong_vtrace", (*PONG, "workers.envs=64")),
 )
-"""Preset, workers, environments of each."""
+"""Preset and settings."""
 UNROLL_BYTES = 21 * 84 * 84
 """Of the frames of the unrolls whose store costs were measured."""
 
@@ -124,21 +125,23 @@ class Demand(NamedTuple):
 
 
 def demand(case: Case, costs: Costs) -> Demand:
-    """What a rate takes of the stages that are not the accelerator's: policy and updates are left out."""
+    """What a rate takes of the stages that are not the accelerator's: policy and updates are left out.
+
+    ``learner`` is what its Python threads do together: inference loop, writer and feed.
+    """
     steps = case.frames_per_second / case.repeats
     requests, unrolls = steps / case.rows, steps / case.unroll
     nbytes = steps * (case.row_bytes + ROW.itemsize)
     larger = (case.unroll + 1 + case.overlap) * case.row_bytes / UNROLL_BYTES
     request = costs.inference_request + case.rows * costs.inference_row
+    inference = requests * request + steps / case.batch * costs.inference_batch + nbytes * costs.inference_byte
+    passing = costs.broker_request + costs.broker_turn * case.rows / case.batch
     load = {
         "workers": steps * (case.environment_seconds + costs.worker_row) + requests * costs.worker_request,
-        "broker": requests * (costs.broker_request + costs.broker_turn * case.rows / case.batch)
-        + nbytes * costs.broker_byte,
+        "broker": requests * passing + nbytes * costs.broker_byte,
         "transport": requests * costs.transport_request + nbytes * costs.transport_byte,
-        "inference": requests * request + steps / case.batch * costs.inference_batch + nbytes * costs.inference_byte,
-        "writer": unrolls * larger * costs.writer_unroll,
+        "learner": inference + unrolls * larger * (costs.writer_unroll + costs.feed_unroll * case.reuse),
         "store": unrolls * larger * costs.store_unroll * (1 + case.reuse) / 2,
-        "feed": unrolls * larger * costs.feed_unroll * case.reuse,
     }
     return Demand(load, nbytes)
 
@@ -196,20 +199,19 @@ def check(seconds: float, repeats: int) -> None:
     """Runs beside what is predicted for them."""
     from benchmarks.runs import one_run
 
-    table = _table("preset", "workers", "environments", "predicted", "measured", "error", "first, predicted")
-    for preset, workers, environments in CHECKS:
-        settings = [f"workers.count={workers}", f"workers.envs={environments}"]
+    table = _table("preset", "settings", "predicted", "measured", "error", "first, predicted")
+    for preset, settings in CHECKS:
         found = prediction(preset, settings, os.cpu_count() or 1)
-        settings += [f"run.max_seconds={seconds}", "run.solved_return=null"]
+        given = [*settings, f"run.max_seconds={seconds}", "run.solved_return=null"]
         rates = []
         for _ in range(repeats):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                rates.append(one_run(preset, settings, Path(folder) / "run")["agent_steps_per_second"])
-        rate = sorted(rates)[len(rates) // 2]
+                rates.append(one_run(preset, given, Path(folder) / "run")["agent_steps_per_second"])
+        rate = statistics.median(rates)
         error = found.trained_per_second / rate - 1
         figures = [f"{found.trained_per_second:,.0f}", f"{rate:,.0f}", f"{error:+.0%}"]
-        table.add_row(preset, str(workers), str(environments), *figures, found.bottleneck)
-        click.echo(f"{preset} {workers} x {environments}: {figures}", err=True)
+        table.add_row(preset, " ".join(settings), *figures, found.bottleneck)
+        click.echo(f"{preset} {' '.join(settings)}: {figures}, load {os.getloadavg()[0]:.0f}", err=True)
     click.echo(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     Console().print(table)
 

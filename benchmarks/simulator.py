@@ -4,8 +4,9 @@
        ^------------ actions ------------------------'
 
 Each stage does one thing at a time. All of them share the machine's CPUs evenly (``workers_elsewhere``: without the
-workers); a stage that works alone has one CPU. Inference takes what waits, up to its batch; what training and store do
-not keep up with holds inference back, as in the product. Everything is deterministic.
+workers); a stage that works alone has one CPU, and the learner's Python threads have one together. Inference takes what
+waits, up to its batch; what training and store do not keep up with holds inference back, as in the product. Everything
+is deterministic.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import numpy as np
 
 TRANSPORT, BROKER, INFERENCE, WRITER, STORE, FEED, TRAINING = range(7)
 STAGES = ("transport", "broker", "inference", "writer", "store", "feed", "training")
+LOCKED = [INFERENCE, WRITER, FEED]
+"""Threads of one Python process: together they have one CPU. Training is TensorFlow's own work."""
 PUT_UNROLLS = 64  # in one put of the learner's writer
 PREFETCHED = 2
 NOTHING = 1e-12  # seconds of rounding
@@ -191,6 +194,7 @@ class _Pipeline:
         working = np.isfinite(self._left)
         sharing = int(np.count_nonzero(working & self._shares))
         speed = np.where(self._shares, min(1.0, self._setup.cpus / max(sharing, 1)), 1.0)
+        speed[LOCKED] = np.minimum(speed[LOCKED], 1.0 / max(int(np.count_nonzero(working[LOCKED])), 1))
         seconds = float((self._left / speed).min())
         if self._timers:
             seconds = min(seconds, max(0.0, self._timers[0][0] - self._now))

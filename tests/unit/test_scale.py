@@ -114,7 +114,7 @@ def test_demand_is_the_rate_times_the_costs() -> None:
     found = scaling.demand(case, Costs(broker_request=0.02, inference_batch=0.01, transport_byte=1e-6))
     assert found.bytes_per_second == pytest.approx(1000 * 100)
     assert found.load["workers"] == pytest.approx(500) and found.load["broker"] == pytest.approx(2.0)
-    assert found.load["inference"] == pytest.approx(0.1) and found.load["transport"] == pytest.approx(0.1)
+    assert found.load["learner"] == pytest.approx(0.1) and found.load["transport"] == pytest.approx(0.1)
     assert found.first == "broker" and found.processes()["broker"] == 3
 
 

@@ -94,6 +94,11 @@ def test_workers_elsewhere_leave_the_learners_cpus_alone() -> None:
     assert apart.steps_per_second == pytest.approx(1 / 1e-4, rel=0.03) and apart.bottleneck == "inference"
 
 
+def test_the_learners_python_threads_have_one_cpu_together() -> None:
+    found = simulate(SETUP, QUICK._replace(inference_row=1e-4, writer_unroll=5e-4, feed_unroll=5e-4))
+    assert found.trained_per_second == pytest.approx(1 / 3e-4, rel=0.05)
+
+
 def test_paced_environments_keep_their_pace() -> None:
     found = simulate(SETUP._replace(pause=0.1), QUICK)
     assert found.steps_per_second == pytest.approx(2 * 8 / 0.1, rel=0.01)
