@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks import harness
 from benchmarks.clients import Stepping, clients, crowd
-from benchmarks.scale import cpu_seconds
+from benchmarks.harness import cpu_seconds
 from benchmarks.serving import Zeros, broker_process, private, serving
 from benchmarks.simulator import Costs
 from benchmarks.unrolls import layout_of

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -174,6 +175,12 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
     }
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """User and system time of processes so far."""
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return float(sum(one.user + one.system for one in times))
 
 
 def versions() -> dict[str, str]:

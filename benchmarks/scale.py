@@ -38,7 +38,7 @@ import numpy as np
 import psutil
 
 from benchmarks.clients import Counted, clients, crowd
-from benchmarks.harness import Metric
+from benchmarks.harness import Metric, cpu_seconds
 from benchmarks.serving import Requests, Zeros, broker_process, private, serving
 from benchmarks.unrolls import layout_of
 from pipeline.config.tree import Config, EnvironmentSection, LearnerSection, WorkersSection
@@ -124,12 +124,6 @@ def _window(requests: Requests, broker: int | None, seconds: float, check: Calla
     rows = steps / (after["batches"] - before["batches"])
     learner, passed, asked = (one / steps for one in spent)
     return Reading(learner, passed, asked, rate, rows, memory)
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    """User and system time of processes so far."""
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(one.user + one.system for one in times))
 
 
 def account(requests: Requests, taken: list[int]) -> None:
