@@ -32,11 +32,16 @@ PATIENCE_SECONDS = 120.0
 """A pipeline that has not recovered so long after the bound is given up."""
 CALM_SECONDS = 180.0
 """What has not solved its task under fire may do so after it."""
-END_SECONDS = 5.0
+END_SECONDS = 30.0
 
 
 def random_faults(
-    seconds: float | None, seed: int, names: list[str], redis_server: Path | None, preset: str = VTRACE
+    seconds: float | None,
+    seed: int,
+    names: list[str],
+    redis_server: Path | None,
+    preset: str = VTRACE,
+    least: int = 0,
 ) -> int:
     """The exit code: 0 when all bounds held.
 
@@ -46,6 +51,7 @@ def random_faults(
         names: Of faults; none means all.
         redis_server: Another server than the bundled one.
         preset: What is trained. CartPole with V-trace has to be solved as well, where there is time for it.
+        least: So many faults are injected, also where they take longer than ``seconds``.
     """
     print(f"seed {seed}, {preset}", flush=True)
     # In less time nobody can tell whether it would have been solved; nor ever of a replay as small as this.
@@ -57,7 +63,7 @@ def random_faults(
         catalogue = _catalogue(names, stack)
         try:
             with started(report, catalogue.link, redis_server, preset=preset) as (pipeline, watch):
-                storm(pipeline, rng, list(catalogue.faults.values()), seconds, report)
+                storm(pipeline, rng, list(catalogue.faults.values()), seconds, report, least)
                 if solve:
                     pipeline.wait(lambda: watch.solved, CALM_SECONDS)
                 report.solved = watch.solved
@@ -119,11 +125,13 @@ def started(
         shutil.rmtree(folder)
 
 
-def storm(pipeline: Pipeline, rng: random.Random, deck: list[Fault], seconds: float | None, report: Report) -> None:
-    """Deals the faults in random order, again and again (None: once), and waits for each recovery."""
+def storm(
+    pipeline: Pipeline, rng: random.Random, deck: list[Fault], seconds: float | None, report: Report, least: int = 0
+) -> None:
+    """Deals the faults in random order, again and again (None: once), ``least`` at least, and waits for recoveries."""
     began = time.monotonic()
     hand = rng.sample(deck, len(deck))
-    while hand if seconds is None else time.monotonic() < began + seconds:
+    while hand if seconds is None else time.monotonic() < began + seconds or report.by_kind.total() < least:
         pipeline.hold(min(rng.expovariate(1 / GAP_SECONDS), 4 * GAP_SECONDS) if seconds is not None else SHORT_SECONDS)
         number = 2 if seconds is not None and rng.random() < TWICE else 1
         dealt = []

@@ -201,7 +201,7 @@ class Stage:
         """Stops the broker and closes all; its exit code."""
         self.broker.terminate()
         try:
-            code = self.broker.wait(timeout=10)
+            code = self.broker.wait(timeout=PATIENCE)
         finally:
             self.broker.kill()
             self.broker.wait()
@@ -234,7 +234,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         made.end()
 
 
-@pytest.mark.timeout(max(120, MESSAGES // 50))
+@pytest.mark.timeout(max(300, MESSAGES // 50))
 def test_spoilt_messages_at_a_broker(stage: Stage) -> None:
     attack, served, learner = stage.attack, stage.served, stage.learner
     memory = Memory(stage.broker.pid)
@@ -354,7 +354,7 @@ class Reader:
 SMALL = {"unroll_length": 4, "batch_size": 2}
 
 
-@pytest.mark.timeout(max(120, MESSAGES // 50))
+@pytest.mark.timeout(max(300, MESSAGES // 50))
 def test_spoilt_unrolls_in_the_fifo(shared_redis: EmbeddedServer, prefix: str) -> None:
     reader = Reader(shared_redis, prefix, training=SMALL)
     feed = reader.path.feed
@@ -377,7 +377,7 @@ def test_spoilt_unrolls_in_the_fifo(shared_redis: EmbeddedServer, prefix: str) -
     assert ledger["waiting"]["prefetch"] <= 8 and memory.growth < GROWTH_BYTES
 
 
-@pytest.mark.timeout(max(120, MESSAGES // 50))
+@pytest.mark.timeout(max(300, MESSAGES // 50))
 def test_spoilt_unrolls_in_the_replay(shared_redis: EmbeddedServer, prefix: str) -> None:
     replay: dict[str, Any] = {"capacity": 1000, "min_size": 1, "samples_per_insert": 1000.0, "hold_inserts": False}
     replay["priority_exponent"] = 0.0  # each is drawn as often as any other, so that all are drawn soon
