@@ -36,6 +36,7 @@ def test_a_run_that_plays_well_is_killed_and_plays_as_well_when_it_is_resumed(co
     run.send_signal(signal.SIGKILL)
     run.communicate()
     commands.forget_sockets()
+    assert "is gone, killed or with its machine, and did not end in order" in commands.run("status", "run").stdout
     before = summary(directory)
     watch = Stopwatch()
     run = commands.start("run", PRESET, *arguments, *FROZEN, "--run-dir", "run", "--resume")
