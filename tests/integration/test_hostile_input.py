@@ -198,10 +198,15 @@ class Stage:
         }
 
     def end(self) -> int:
-        """Stops the broker and closes all; its exit code."""
+        """Stops the broker and closes all; its exit code.
+
+        What it still says is read: ZeroMQ's heartbeats abort a process that has not read a full queue when its peer is
+        gone.
+        """
         self.broker.terminate()
         try:
-            code = self.broker.wait(timeout=PATIENCE)
+            until(lambda: self.broker.poll() is not None, self.go_on)
+            code = self.broker.returncode
         finally:
             self.broker.kill()
             self.broker.wait()
