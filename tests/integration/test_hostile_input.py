@@ -175,7 +175,7 @@ class Stage:
             worker.advance()
         if self.served.welcomed and self.spoiled.welcomed:
             self.attack.say_ready()
-            self.attack.listen()
+        self.attack.listen()
         self.learner.advance(0.001)
 
     def status(self) -> dict[str, Any]:
