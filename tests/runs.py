@@ -16,6 +16,7 @@ PATIENT = "run.drain_timeout_seconds=90"
 """For runs of which a test asks what they leave: none is cut short because the machine is slow."""
 END_SECONDS = 120.0
 """What such a run, or whatever else is to end by itself, may take until a test gives it up."""
+LEAST = 0.05
 _JIFFIES = os.sysconf("SC_CLK_TCK")
 _ports: set[int] = set()
 
@@ -41,7 +42,8 @@ class Stopwatch:
 
     Not counted are seconds in which work on this machine waited for a processor or a disk (``/proc/pressure``), or in
     which the host of a virtual machine gave its processors to others: a wait in the product counts in full, however
-    busy the machine is. Where the kernel tells nothing of this, all seconds count.
+    busy the machine is. Where the kernel tells nothing of this, all seconds count; where it is always busy, a twentieth
+    of them.
     """
 
     def __init__(self) -> None:
@@ -55,12 +57,13 @@ class Stopwatch:
     @property
     def held_up(self) -> float:
         """Seconds that are not counted."""
-        return min(self.elapsed, _held_up() - self._held_up)
+        return min((1.0 - LEAST) * self.elapsed, _held_up() - self._held_up)
 
     @property
     def seconds(self) -> float:
         """Seconds that count."""
-        return self.elapsed - self.held_up
+        held_up = self.held_up
+        return self.elapsed - held_up
 
     def __str__(self) -> str:
         return f"{self.elapsed:.1f} s, of which the machine was busy for {self.held_up:.1f} s"

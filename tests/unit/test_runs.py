@@ -19,7 +19,7 @@ def test_seconds_in_which_the_machine_was_busy_do_not_count(monkeypatch: pytest.
     held_up[0] += 0.1
     assert watch.elapsed >= 0.2 and watch.held_up == pytest.approx(0.1)
     held_up[0] += 1000.0
-    assert 0.0 <= watch.seconds < 0.2, "several may have waited at once"
+    assert 0.0 < watch.seconds < 0.1 * watch.elapsed, "several may have waited at once"
 
 
 def test_the_kernel_s_figures_grow() -> None:
