@@ -190,7 +190,8 @@ def crowd(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ...]
     """As ``clients``, all of them in one process: for more workers than a machine has room for processes."""
     context = multiprocessing.get_context("spawn")
     stopped = context.Event()
-    with _running(context, [(_play, config, make_group, arguments, stopped)], stopped.set) as check:
+    patience = config.run.drain_timeout_seconds + JOIN_SECONDS
+    with _running(context, [(_play, config, make_group, arguments, stopped)], stopped.set, patience) as check:
         yield check
 
 
@@ -200,16 +201,16 @@ def _play(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ...]
     with Fleet(config, len(arguments), "client", lambda: [make_group(*next(groups))]) as fleet:
         parent = os.getppid()
         fleet.play_until(lambda: stopped.is_set() or os.getppid() != parent, math.inf)
-        left = fleet.leave(time.monotonic() + JOIN_SECONDS)
+        left = fleet.leave(time.monotonic() + config.run.drain_timeout_seconds)
         if not left or not stopped.is_set():
             raise RuntimeError(f"clients ended with {fleet.statistics()}")
 
 
 @contextmanager
 def _running(
-    context: SpawnContext, jobs: list[tuple[Any, ...]], stop: Callable[[], None]
+    context: SpawnContext, jobs: list[tuple[Any, ...]], stop: Callable[[], None], patience: float = JOIN_SECONDS
 ) -> Iterator[Callable[[], None]]:
-    """A process for each ``(function, *arguments)``; all are told to stop in the end.
+    """A process for each ``(function, *arguments)``; all are told to stop in the end, and have ``patience`` seconds.
 
     Raises:
         RuntimeError: one of them ended early, or not in order.
@@ -228,7 +229,7 @@ def _running(
         check()
     finally:
         stop()
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + patience
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
         failed = [process.exitcode for process in processes if process.exitcode]

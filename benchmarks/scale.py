@@ -41,7 +41,7 @@ from benchmarks.clients import Counted, clients, crowd
 from benchmarks.harness import Metric, cpu_seconds
 from benchmarks.serving import Requests, Zeros, broker_process, private, serving
 from benchmarks.unrolls import layout_of
-from pipeline.config.tree import Config, EnvironmentSection, LearnerSection, WorkersSection
+from pipeline.config.tree import Config, EnvironmentSection, LearnerSection, RunSection, WorkersSection
 from pipeline.spaces import Leaf, Spaces
 
 POINTS = (1, 4, 10, 16, 64, 256, 1000)
@@ -49,6 +49,7 @@ ENVIRONMENTS = 10
 PROCESSES = 16
 """So many workers at most are processes of their own."""
 BATCH = 10 * ENVIRONMENTS
+DRAIN_SECONDS = 120.0
 REPLY_SECONDS = 60.0
 """Requests are not sent again where a busy machine answers late: that would be counted as the cost of other steps."""
 UNROLL = 20
@@ -95,6 +96,7 @@ def measure(at: Point, seconds: float) -> Reading:
     """
     config = Config(
         environment=EnvironmentSection(id="none"),
+        run=RunSection(drain_timeout_seconds=DRAIN_SECONDS),
         workers=WorkersSection(count=at.workers, envs=ENVIRONMENTS, groups=1, reply_timeout_seconds=REPLY_SECONDS),
         learner=LearnerSection(slots=max(BATCH, at.workers * ENVIRONMENTS), inference_batch=BATCH),
     )
