@@ -114,5 +114,5 @@ def plan(folder: Path, store_url: str, preset: str, link: Link | None, checkpoin
         way = [f"broker.bind={front}"] if i == THROUGH_MIDDLE else direct
         lines[f"worker-{i}"] = [*there, *line("worker", f"workers.id=worker-{i}", *way)]
     small = settings(*direct, "workers.envs=1", "workers.groups=1")
-    fleet = [sys.executable, "-m", "tests.fleet", "--config", preset, *small]
+    fleet = [sys.executable, "-m", "benchmarks.fleet", "--config", preset, *small]
     return Plan(lines, endpoint, keys, front, fleet)

@@ -68,7 +68,7 @@ class Learner:
 def play(config: Config, learner: Learner, clients: int) -> dict[str, Any]:
     """A fleet from its start to its end; what it says."""
     settings = [f"broker.bind={config.broker.bind}", "workers.envs=2", "workers.groups=2"]
-    command = [sys.executable, "-m", "tests.fleet", "--config", "cartpole_vtrace", "--clients", str(clients)]
+    command = [sys.executable, "-m", "benchmarks.fleet", "--config", "cartpole_vtrace", "--clients", str(clients)]
     command += ["--steps", str(STEPS), "--deadline", "240", *(word for value in settings for word in ("--set", value))]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as fleet:
         try:
