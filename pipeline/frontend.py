@@ -33,8 +33,9 @@ RECEIVE_LIMIT = 512  # messages per call, so that sending gets its turn under lo
 PARTING_SECONDS = 1.0
 PROBE_SECONDS = 0.02  # before the second GOODBYE; then twice as long each time
 UNREACHABLE = "worker_unreachable"
-Frames = list[zmq.Frame]
+Frames = list[Any]
 Take = Callable[[bytes, list[Any], float], None]
+EVENTS = int(zmq.EVENTS)
 POLLIN = int(zmq.POLLIN)
 SNDMORE = int(zmq.SNDMORE)
 NOBLOCK = int(zmq.NOBLOCK)
@@ -54,30 +55,38 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def receive_frames(socket: Socket) -> Frames | None:
-    """One message without copying it, or None where none waits."""
-    if not int(socket.get(zmq.EVENTS)) & POLLIN:  # much cheaper than an exception for each time that nothing waits
-        return None
+def receive_frames(socket: Socket) -> Frames:
+    """The rest of a message, without copying it: it is there when the first frame is.
+
+    Raises:
+        zmq.Again: no message waits.
+    """
     receive = socket.recv
-    frame = receive(copy=False)
+    frame = receive(0, False)
     frames = [frame]
     while frame.more:
-        frame = receive(copy=False)  # the rest of a message is there when its first frame is
+        frame = receive(0, False)
         frames.append(frame)
     return frames
 
 
+def waits(socket: Socket) -> bool:
+    """Whether there is a message; cheaper than an exception where there is none."""
+    return bool(socket.get(EVENTS) & POLLIN)
+
+
 def receive(socket: Socket, traffic: Traffic | None, take: Take, now: float) -> int:
-    """Hands what waits to ``take(peer, frames, now)``, at most ``RECEIVE_LIMIT`` messages; how many there were."""
-    count = 0
-    while count < RECEIVE_LIMIT:
-        frames = receive_frames(socket)
-        if frames is None:
+    """Hands what waits at a ROUTER to ``take(peer, frames, now)``, at most ``RECEIVE_LIMIT`` messages; how many."""
+    count, waiting = 0, waits(socket)
+    while waiting and count < RECEIVE_LIMIT:
+        try:
+            peer = socket.recv()
+        except zmq.Again:  # once is cheaper than to ask before each message
             break
+        frames = receive_frames(socket)  # a routing id has at least one frame behind it
         count += 1
-        peer = frames[0].bytes
         if traffic is None or traffic.take(peer, frames[0]):
-            take(peer, [frames[1].bytes, *frames[2:]] if len(frames) > 1 else [], now)
+            take(peer, frames, now)
     if traffic is not None:
         traffic.end_period(now, drained=count < RECEIVE_LIMIT)
     return count

@@ -17,7 +17,7 @@ import zmq
 from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.errors import ComponentError, ProtocolError
-from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames
+from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames, waits
 from pipeline.protocol import Cause, Hello, Kind, Message, Report, decode, encode, fields_of
 from pipeline.requests import Event, Joined, Left, Reply, Reported, StepRequest
 from pipeline.routing.batching import Batcher
@@ -86,11 +86,6 @@ class Roll:
         return [Reported(worker, run, Report.from_wire(report))] if self.admitted.get(worker) == run else []
 
 
-def _plain(request: StepRequest) -> StepRequest:
-    """The same over memoryviews instead of ZeroMQ frames, without copying."""
-    return request._replace(buffers=[frame.buffer for frame in request.buffers])
-
-
 class EmbeddedSource:
     """The broker inside the inference thread: no hop between workers and policy."""
 
@@ -147,10 +142,10 @@ class EmbeddedSource:
             self._flush()
             if requests or self._events:
                 events, self._events = self._events, []
-                return [_plain(request) for request in requests], events
-            wait = min(deadline, self._next_tick, router.deadline(now)) - self._clock()
-            if self._clock() >= deadline:
+                return requests, events
+            if now >= deadline:
                 return [], []
+            wait = min(deadline, self._next_tick, router.deadline(now)) - self._clock()
             self.stage.enter(REQUESTS if credit else ROOM)
             self._frontend.wait(wait)
             self.stage.enter(BUSY)
@@ -254,7 +249,7 @@ class BrokerSource:
             requests = [x for x in self._batcher.take(credit, self._batch, now) if self._is_admitted(x)]
             if requests or self._events:
                 events, self._events = self._events, []
-                return [_plain(request) for request in requests], events
+                return requests, events
             if now >= deadline:
                 return [], []
             self._grant(credit)
@@ -331,12 +326,11 @@ class BrokerSource:
 
     def _receive(self, now: float) -> None:
         for _ in range(RECEIVE_LIMIT):
-            frames = receive_frames(self._socket)
-            if frames is None:
+            if not waits(self._socket):
                 return
+            frames = receive_frames(self._socket)
             try:
-                message = decode([frames[0].bytes, *frames[1:]])
-                self._take(message, now)
+                self._take(decode(frames), now)
             except ProtocolError as error:
                 self.counters["malformed"] += 1
                 log.warning("a broker's message was refused: %s", error)
