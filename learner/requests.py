@@ -113,15 +113,19 @@ def join(parts: list[Opened]) -> StepBatch:
         buffers = [_rows(part, part.finals, part.request.rows) for part in parts]
     data, *observation = map(_joined, zip(*buffers, strict=True))
     words = np.frombuffer(data, _WORD)[::_WORDS]
-    if (words & _CHECKED).tobytes() != _joined([group.places for group in groups]):
+    n, places = len(words), _joined([group.places for group in groups])
+    if words.tobytes() == places:  # no flag at all
+        first = np.zeros(n, np.bool_)
+    elif (words & _CHECKED).tobytes() == places:
+        first = (words & _FIRST) != 0
+    else:
         raise ProtocolError("impossible flags, or rows that are not in the order of environments")
-    n = len(words)
     batch = StepBatch(
         parts=parts,
-        slots=np.frombuffer(_joined([group.slots for group in groups]), np.int32),
+        slots=groups[0].slots if len(groups) == 1 else np.concatenate([group.slots for group in groups]),
         rows=np.frombuffer(data, ROW),
         observation=[leaf.view(buffer, n) for leaf, buffer in zip(parts[0].leaves, observation, strict=True)],
-        first=(words & _FIRST) != 0,
+        first=first,
         evaluation=False,
         finals=finals,
     )

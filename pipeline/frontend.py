@@ -37,8 +37,8 @@ Frames = list[Any]
 Take = Callable[[bytes, list[Any], float], None]
 EVENTS = int(zmq.EVENTS)
 POLLIN = int(zmq.POLLIN)
-SNDMORE = int(zmq.SNDMORE)
 NOBLOCK = int(zmq.NOBLOCK)
+MORE = int(zmq.SNDMORE) | NOBLOCK
 
 
 def settings_of(config: Config) -> Settings:
@@ -75,18 +75,31 @@ def waits(socket: Socket) -> bool:
     return bool(socket.get(EVENTS) & POLLIN)
 
 
-def receive(socket: Socket, traffic: Traffic | None, take: Take, now: float) -> int:
-    """Hands what waits at a ROUTER to ``take(peer, frames, now)``, at most ``RECEIVE_LIMIT`` messages; how many."""
-    count, waiting = 0, waits(socket)
+def send_frames(socket: Socket, frames: Frames) -> None:
+    """Sends a message; not any of it where the first frame is not taken. A ZeroMQ frame is sent without copying it.
+
+    Raises:
+        zmq.ZMQError: as the first frame's ``send``.
+    """
+    send = socket.send
+    for frame in frames[:-1]:
+        send(frame, MORE)
+    send(frames[-1], NOBLOCK)
+
+
+def receive(socket: Socket, traffic: Traffic | None, take: Take, now: float, waiting: bool) -> int:
+    """Hands what waits at a ROUTER to ``take(peer, frames, now)``, at most ``RECEIVE_LIMIT`` messages; how many.
+
+    To be called also where nothing is ``waiting``: the traffic's period ends.
+    """
+    count = 0
     while waiting and count < RECEIVE_LIMIT:
-        try:
-            peer = socket.recv()
-        except zmq.Again:  # once is cheaper than to ask before each message
-            break
+        peer = socket.recv()
         frames = receive_frames(socket)  # a routing id has at least one frame behind it
         count += 1
         if traffic is None or traffic.take(peer, frames[0]):
             take(peer, frames, now)
+        waiting = waits(socket)
     if traffic is not None:
         traffic.end_period(now, drained=count < RECEIVE_LIMIT)
     return count
@@ -115,13 +128,13 @@ class Frontend:
         self.board = StatusBoard(self.router, stage)
         self._messages = WorkerMessages(self.router, self.board)
 
-    def wait(self, seconds: float) -> None:
-        """Returns as soon as a message waits, at the latest after ``seconds``, rounded up to milliseconds."""
-        self._poller.poll(max(0, math.ceil(seconds * 1000)))
+    def wait(self, seconds: float) -> bool:
+        """Whether a message waits; at the latest after ``seconds``, rounded up to milliseconds."""
+        return bool(self._poller.poll(max(0, math.ceil(seconds * 1000))))
 
-    def receive(self, now: float) -> int:
-        """Takes what waits, at most ``RECEIVE_LIMIT`` messages; how many there were."""
-        return receive(self.socket, self._traffic, self._messages.take, now)
+    def receive(self, now: float, waiting: bool) -> int:
+        """See ``receive``."""
+        return receive(self.socket, self._traffic, self._messages.take, now, waiting)
 
     def tick(self, now: float) -> None:
         """``Router.tick``, and the connections' part of the counters."""
@@ -168,7 +181,7 @@ class Frontend:
         parting, deadline = self.router.parting, time.monotonic() + PARTING_SECONDS
         pause = PROBE_SECONDS
         while parting and (now := time.monotonic()) < deadline:
-            self.receive(now)
+            self.receive(now, waits(self.socket))
             self.send()
             for peer, run in list(parting.items()):
                 if self._send_one(SendWorker(peer, encode(Kind.GOODBYE, run), [])) == UNREACHABLE:
@@ -179,14 +192,9 @@ class Frontend:
 
     def _send_one(self, action: SendWorker) -> str | None:
         """The counter of why it was not sent, or None."""
-        socket = self.socket
+        peer, head, buffers = action
         try:
-            socket.send(action.peer, SNDMORE | NOBLOCK)
-            if action.buffers:
-                socket.send(action.head, SNDMORE)
-                socket.send(action.buffers[0])
-            else:
-                socket.send(action.head)
+            send_frames(self.socket, [peer, head, *buffers])
         except zmq.Again:
             return "worker_does_not_read"
         except zmq.ZMQError as error:

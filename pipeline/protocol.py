@@ -171,6 +171,11 @@ def fields_of(message: Message, *types: type | tuple[type, ...]) -> list[Any]:
     return message.fields
 
 
+def are_integers(item: Any, count: int) -> bool:
+    """Whether it is a list of so many integers."""
+    return type(item) is list and [*map(type, item)] == [int] * count
+
+
 _HELLO_TYPES = {
     "worker_id": str,
     "run": int,
