@@ -1,7 +1,7 @@
 """From step requests to one inference batch: buffers are checked, then copied once, into the batch.
 
-    open_request   one request: header and lengths
-    join           all of a batch: its rows, checked together, as arrays
+open_request   one request: header and lengths
+join           all of a batch: its rows, checked together, as arrays
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def join(parts: list[Opened]) -> StepBatch:
         ProtocolError: a row is impossible, or out of order. To know whose, join each by itself.
     """
     groups = [part.group for part in parts]
-    finals = None
+    counts, finals = [part.finals for part in parts], None
     buffers = [part.request.buffers for part in parts]
-    if any([part.finals for part in parts]):
+    if any(counts):
         finals = _finals(parts)
         buffers = [_rows(part, part.finals, part.request.rows) for part in parts]
     data, *observation = map(_joined, zip(*buffers, strict=True))
@@ -129,10 +129,11 @@ def join(parts: list[Opened]) -> StepBatch:
         evaluation=False,
         finals=finals,
     )
-    if any([group.sequence < 0 for group in groups]):
-        batch = batch._replace(first=batch.first | batch.by_row([group.sequence < 0 for group in groups]))
-    if any([group.evaluation for group in groups]):
-        batch = batch._replace(evaluation=batch.by_row([group.evaluation for group in groups]))
+    seams, evaluation = [group.sequence < 0 for group in groups], [group.evaluation for group in groups]
+    if any(seams):
+        batch = batch._replace(first=batch.first | batch.by_row(seams))
+    if any(evaluation):
+        batch = batch._replace(evaluation=batch.by_row(evaluation))
     return batch
 
 

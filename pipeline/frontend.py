@@ -72,7 +72,7 @@ def receive_frames(socket: Socket) -> Frames:
 
 def waits(socket: Socket) -> bool:
     """Whether there is a message; cheaper than an exception where there is none."""
-    return bool(socket.get(EVENTS) & POLLIN)
+    return bool(int(socket.get(EVENTS)) & POLLIN)
 
 
 def send_frames(socket: Socket, frames: Frames) -> None:

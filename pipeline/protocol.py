@@ -152,7 +152,7 @@ def _deeper(value: Any, depth: int) -> bool:
     items = value.values() if type(value) is dict else value
     if _CONTAINERS.isdisjoint(map(type, items)):  # this is on the path of every message
         return False
-    return any(_deeper(x, depth - 1) for x in items)
+    return any(type(x) in _CONTAINERS and _deeper(x, depth - 1) for x in items)
 
 
 def fields_of(message: Message, *types: type | tuple[type, ...]) -> list[Any]:

@@ -364,7 +364,7 @@ class BrokerSource:
     def _take_batch(self, message: Message, now: float) -> None:
         (items,) = fields_of(message, list)
         start = 0
-        if not all([are_integers(x, 7) for x in items]):
+        if not all(are_integers(x, 7) for x in items):
             raise ProtocolError("BATCH: items are [worker, run, group, sequence, rows, replies, frames]")
         for worker, run, group, sequence, rows, replies, frames in items:
             buffers = message.buffers[start : start + frames]

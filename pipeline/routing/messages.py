@@ -9,7 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import ProtocolError, SpaceError
-from pipeline.protocol import MAX_HEAD_BYTES, Cause, Hello, Kind, Message, Report, decode, are_integers, encode, fields_of
+from pipeline.protocol import (
+    MAX_HEAD_BYTES,
+    Cause,
+    Hello,
+    Kind,
+    Message,
+    Report,
+    are_integers,
+    decode,
+    encode,
+    fields_of,
+)
 from pipeline.requests import Reply, StepRequest
 from pipeline.routing.joining import Joining
 from pipeline.routing.learners import Learner, Ready
@@ -196,10 +207,10 @@ class LearnerMessages:
         (items,) = fields_of(message, list)
         if len(items) != len(message.buffers):
             raise ProtocolError("REPLIES: one frame each")
-        if not all([are_integers(x, 4) for x in items]):
+        if not all(are_integers(x, 4) for x in items):
             raise ProtocolError("REPLIES: items are [worker, run, group, sequence]")
-        for item, buffer in zip(items, message.buffers, strict=True):
-            self._router.reply(learner, Reply(*item, buffer))
+        for (worker, run, group, sequence), buffer in zip(items, message.buffers, strict=True):
+            self._router.reply(learner, Reply(worker, run, group, sequence, buffer))
 
     def _admit(self, learner: Learner, message: Message, now: float) -> None:
         worker, run, anew = fields_of(message, int, int, bool)
