@@ -235,6 +235,7 @@ class BrokerSource:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._batch = config.learner.inference_batch
+        self._min_rows = config.broker.min_rows
         self._heartbeat = config.broker.heartbeat_seconds
         self._ready = Ready(learner_id, time.time_ns() // 1000, slots, self._batch, "", [], [])
         self._batcher = Batcher()
@@ -329,11 +330,11 @@ class BrokerSource:
     def _grant(self, credit: int) -> None:
         """Tops the broker's credit up to what this call may return.
 
-        Only where a batch may need more than the half of it that is left, or where one request may need all of it: most
-        batches are small, and each grant is a message.
+        Only where less than half of it is left, or less than one request or ``min_rows`` may need: most batches are
+        small, and each grant is a message.
         """
         more = credit - self._granted - self._batcher.rows
-        needed = max(credit // 2, self._roll.largest_request)
+        needed = max(credit // 2, self._roll.largest_request, self._min_rows)
         if self._session is not None and more > 0 and self._granted < needed and self._send(encode(Kind.CREDIT, more)):
             self._granted += more
 
