@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,6 +226,28 @@ def test_credit_is_kept_and_zero_credit_gives_events_only(stage: Stage) -> None:
     play(learner, workers)
     assert learner.errors == []
     close(workers)
+
+
+def test_a_learner_grants_credit_seldom_but_before_a_large_request_waits(stage: Stage) -> None:
+    """Each grant is a message; a request of more rows than half of the credit must not wait for one."""
+    learner, began = EchoLearner(stage.make_source()), time.monotonic()
+    small = FakeWorker(stage.context, stage.config, "small", 1, [1], steps=200)
+    play(learner, [small])
+    small.send(Kind.STATUS)
+
+    def step() -> None:
+        small.advance()
+        learner.advance()
+
+    until(lambda: any(x.kind == Kind.STATUS_REPLY for x in small.said), step)
+    (said,) = (x.fields[0]["messages"]["learners"] for x in small.said if x.kind == Kind.STATUS_REPLY)
+    ready = (time.monotonic() - began) / stage.config.broker.heartbeat_seconds
+    assert said == 0 or 200 <= said < 200 + 2 * 200 / 16 + 2 * ready + 10, "answers and READY, and hardly any CREDIT"
+    large = FakeWorker(stage.context, stage.config, "large", 2, [27], steps=20)
+    small.steps = 400
+    play(learner, [small, large])
+    assert learner.errors == [] and large.wrong == [] and small.wrong == []
+    close([small, large])
 
 
 def test_held_back_reports_and_dismissal(stage: Stage) -> None:
