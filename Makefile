@@ -69,7 +69,7 @@ fuzz: $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[fuzz]"
 	for target in $(FUZZ_TARGETS); do $(BIN)/python -m tests.fuzz.coverage_guided $$target $(FUZZ_SECONDS) || exit 1; done
 
-BENCHMARKS ?= transport inference store limits end_to_end
+BENCHMARKS ?= transport inference store limits end_to_end scale
 
 bench: $(STAMP)
 	for name in $(BENCHMARKS); do $(BIN)/seedmq -q bench $$name $(ARGS) || exit 1; done

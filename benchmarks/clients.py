@@ -1,6 +1,7 @@
 """Workers to measure with: the loop, session and socket of the product's worker, a process each, without environments.
 
     clients(config, ...)  starts one process for each worker; at the end of the block they drain, say BYE and end
+    crowd(config, ...)    the same with all of them in one process, a ``benchmarks.fleet.Fleet``
 
 What a group would step stands still instead: ``Still`` gives the same rows at once, ``Paced`` new ones at a fixed rate.
 """
@@ -13,12 +14,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import SpawnContext
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.fleet import Fleet
 from pipeline import logs
 from pipeline.config.tree import Config
 from pipeline.spaces import Spaces
@@ -77,6 +80,23 @@ class Stepping(Still):
 
     def step(self, buffer: Any) -> StepRows:
         return self.builder.next_step(self._leaves, self._reward, self._not, self._not)
+
+
+class Counted(Stepping):
+    """Writes at the end how many transitions were taken.
+
+    Args:
+        spaces: Of one environment.
+        n: Environments.
+        file: Text, the number.
+    """
+
+    def __init__(self, spaces: Spaces, n: int, file: Path) -> None:
+        super().__init__(spaces, n)
+        self._file = file
+
+    def close(self) -> None:
+        self._file.write_text(str(self.counters().taken))
 
 
 class Paced(Stepping):
@@ -150,15 +170,55 @@ def clients(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ..
     """
     context = multiprocessing.get_context("spawn")
     blocks = [Block(context) for _ in arguments]
-    processes: list[SpawnProcess] = []
+    jobs: list[tuple[Any, ...]] = []
     for i, (block, entry) in enumerate(zip(blocks, arguments, strict=True)):
         assignment = Assignment(
             config=config, worker_id=f"client-{i}", run=i + 1, worker=-1, generation=0, reports={}, faults={},
             last_fault="", block=block, dump="", logs=QUIET, parent=os.getpid(),
         )  # fmt: skip
-        process = context.Process(target=_main, args=(assignment, make_group, entry), daemon=True)
+        jobs.append((_main, assignment, make_group, entry))
+
+    def stop() -> None:
+        for block in blocks:
+            block.numbers[At.STOP] = 1
+
+    with _running(context, jobs, stop) as check:
+        yield check
+
+
+@contextmanager
+def crowd(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ...]]) -> Iterator[Callable[[], None]]:
+    """As ``clients``, all of them in one process: for more workers than a machine has room for processes."""
+    context = multiprocessing.get_context("spawn")
+    stopped = context.Event()
+    patience = config.run.drain_timeout_seconds + JOIN_SECONDS
+    with _running(context, [(_play, config, make_group, arguments, stopped)], stopped.set, patience) as check:
+        yield check
+
+
+def _play(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ...]], stopped: Event) -> None:
+    """Until the event is set or the parent has ended; raises where a client ends before or does not leave in order."""
+    groups = iter(arguments)
+    with Fleet(config, len(arguments), "client", lambda: [make_group(*next(groups))]) as fleet:
+        parent = os.getppid()
+        fleet.play_until(lambda: stopped.is_set() or os.getppid() != parent, math.inf)
+        left = fleet.leave(time.monotonic() + config.run.drain_timeout_seconds)
+        if not left or not stopped.is_set():
+            raise RuntimeError(f"clients ended with {fleet.statistics()}")
+
+
+@contextmanager
+def _running(
+    context: SpawnContext, jobs: list[tuple[Any, ...]], stop: Callable[[], None], patience: float = JOIN_SECONDS
+) -> Iterator[Callable[[], None]]:
+    """A process for each ``(function, *arguments)``; all are told to stop in the end, and have ``patience`` seconds.
+
+    Raises:
+        RuntimeError: one of them ended early, or not in order.
+    """
+    processes = [context.Process(target=target, args=arguments, daemon=True) for target, *arguments in jobs]
+    for process in processes:
         process.start()
-        processes.append(process)
 
     def check() -> None:
         ended = [process.exitcode for process in processes if process.exitcode is not None]
@@ -169,10 +229,13 @@ def clients(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ..
         yield check
         check()
     finally:
-        for block in blocks:
-            block.numbers[At.STOP] = 1
-        deadline = time.monotonic() + JOIN_SECONDS
+        stop()
+        deadline = time.monotonic() + patience
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
+        failed = [process.exitcode for process in processes if process.exitcode]
+        for process in processes:
             process.kill()
             process.join()
+    if failed:
+        raise RuntimeError(f"clients failed with {failed}")

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from benchmarks.harness import cpu_seconds
 from pipeline import keys
 from pipeline.config.tree import BrokerSection, Config, EnvironmentSection, SecuritySection
 from pipeline.protocol import Hello, Kind, Report, decode, encode
@@ -162,17 +163,11 @@ def broker_with_keys(folder: Path) -> Iterator[tuple[Config, int]]:
             process.terminate()
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def one(pair: Pair, pid: int, seconds: float) -> tuple[float, float]:
     """Requests per second, and CPU seconds of the broker per request."""
-    cpu, before = cpu_seconds(pid), pair.answered
+    cpu, before = cpu_seconds([pid]), pair.answered
     rate = pair.rate(seconds)
-    return rate, (cpu_seconds(pid) - cpu) / max(1, pair.answered - before)
+    return rate, (cpu_seconds([pid]) - cpu) / max(1, pair.answered - before)
 
 
 def measure(connections: int, seconds: float, repeats: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +29,7 @@ from pipeline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
-NAMES = ("transport", "inference", "store", "limits", "end_to_end")
+NAMES = ("transport", "inference", "store", "limits", "end_to_end", "scale")
 PEER_ENVIRONMENTS = ROOT / ".venv-peers"
 SECONDS = 5.0
 """Of each measurement, where a benchmark has no ``SECONDS`` of its own."""
@@ -174,6 +175,12 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
     }
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """User and system time of processes so far."""
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return float(sum(one.user + one.system for one in times))
 
 
 def versions() -> dict[str, str]:

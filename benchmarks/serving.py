@@ -1,6 +1,8 @@
 """The learner's side to measure with: its inference loop on a thread of its own, and the broker where it stands.
 
-placed(placement, ...)  a configuration whose endpoints stand in a private folder, with the broker process if asked
+private(config, ...)    a configuration whose endpoints stand in a private folder
+broker_process(config)  the broker, where it is a process
+placed(config, ...)     both: ``private``, with the broker process if asked
 serving(config, ...)    the inference loop around a policy; workers may join
 """
 
@@ -13,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ from learner.slots import SlotTable
 from learner.writer import UnrollWriter
 from pipeline.config.tree import Config
 from pipeline.ledger import Ledger
-from pipeline.requests import RequestSource
+from pipeline.requests import Reported, RequestSource
 from pipeline.run_dir import write_text
 from pipeline.sources import BrokerSource, EmbeddedSource
 from pipeline.spaces import Leaf, Spaces
@@ -46,25 +48,36 @@ LOOK_SECONDS = 0.02
 
 
 @contextmanager
-def placed(config: Config, placement: str) -> Iterator[Config]:
-    """``config`` with its endpoints in a private folder, as ``seedmq run`` has them; ``process`` starts the broker."""
-    with tempfile.TemporaryDirectory(prefix="seedmq-bench-") as name:
-        folder = Path(name)
+def private(config: Config, placement: str) -> Iterator[Config]:
+    """``config`` with its endpoints in a private folder, as ``seedmq run`` has them."""
+    with tempfile.TemporaryDirectory(prefix="seedmq-bench-") as folder:
         endpoints = {"bind": f"ipc://{folder}/broker", "learner_bind": f"ipc://{folder}/learner"}
         broker = config.broker.model_copy(update={**endpoints, "placement": placement})
-        config = config.model_copy(update={"broker": broker})
-        if placement == "embedded":
-            yield config
-            return
-        file = folder / "config.yaml"
-        write_text(file, json.dumps(config.model_dump(mode="json", by_alias=True)))
-        command = [sys.executable, "-m", "pipeline.cli", "-q", "broker", "--config", str(file)]
-        with subprocess.Popen(command) as process:
-            try:
-                _await(process, folder / "learner")
-                yield config
-            finally:
-                process.terminate()
+        yield config.model_copy(update={"broker": broker})
+
+
+@contextmanager
+def broker_process(config: Config) -> Iterator[int]:
+    """The broker of a ``private`` configuration; gives its process id."""
+    socket = Path(config.broker.learner_bind.removeprefix("ipc://"))
+    file = socket.with_name("config.yaml")
+    write_text(file, json.dumps(config.model_dump(mode="json", by_alias=True)))
+    command = [sys.executable, "-m", "pipeline.cli", "-q", "broker", "--config", str(file)]
+    with subprocess.Popen(command) as process:
+        try:
+            _await(process, socket)
+            yield process.pid
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def placed(config: Config, placement: str) -> Iterator[Config]:
+    """``private``; ``process`` starts the broker."""
+    with private(config, placement) as config, ExitStack() as stack:
+        if placement == "process":
+            stack.enter_context(broker_process(config))
+        yield config
 
 
 def _await(process: subprocess.Popen[bytes], socket: Path) -> None:
@@ -107,33 +120,51 @@ class Nothing:
         pass
 
 
+class Listening(Roster):
+    """Counts the reports that workers' heartbeats bring."""
+
+    reports = 0
+
+    def report(self, event: Reported) -> None:
+        self.reports += 1
+        super().report(event)
+
+
 class Requests:
     """What the inference loop serves, counted.
 
     Args:
         loop: Running.
-        table: Its slots.
+        roster: Who is served.
         stop: Its token.
+        ledger: What its collector books.
     """
 
-    def __init__(self, loop: InferenceLoop, table: SlotTable, stop: StopToken) -> None:
-        self._loop, self._table, self._stop = loop, table, stop
+    def __init__(self, loop: InferenceLoop, roster: Listening, stop: StopToken, ledger: Ledger) -> None:
+        self._loop, self._roster, self._table, self._stop = loop, roster, roster.table, stop
+        self.ledger = ledger
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Of the loop: ``rows`` and ``batches``, and what was not served, by reason. And ``reports`` that came."""
+        return {**self._loop.counters, "reports": self._roster.reports}
 
     @property
     def rows(self) -> int:
         """Served so far."""
         return self._loop.counters["rows"]
 
-    def wait_for(self, workers: int, check: Callable[[], None]) -> None:
-        """Returns a warm-up after so many workers are served.
+    def wait_for(self, workers: int, check: Callable[[], None], rows: int = 1) -> None:
+        """Returns a warm-up after so many workers have come and so many rows were served.
 
         Raises:
             TimeoutError: they did not come. And what ``check`` raises, and what ended the loop.
         """
         deadline = time.monotonic() + START_SECONDS
-        while len(self._table) < workers or not self.rows:
+        while len(self._table) < workers or self.rows < rows:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(self._table)} of {workers} workers came within {START_SECONDS:g} s")
+                came = f"{len(self._table)} of {workers} workers came, {self.rows} of {rows} rows were served"
+                raise TimeoutError(f"{came} within {START_SECONDS:g} s")
             self.pass_time(LOOK_SECONDS, check)
         self.pass_time(WARM_UP_SECONDS, check)
 
@@ -175,7 +206,7 @@ def serving(
     stop, ledger, table = StopToken(), Ledger(False), SlotTable(config.slots)
     assembler, nothing = Assembler(layout, config.slots), Nothing()
     writer = UnrollWriter(lambda: nothing, config.training.batch_size, threading.Event(), lambda: "never full")
-    roster = Roster(
+    roster = Listening(
         spaces=spaces,
         config_hash="",
         largest_group=min(config.learner.inference_batch, config.slots),
@@ -211,7 +242,7 @@ def serving(
     for thread in threads:
         thread.start()
     try:
-        yield Requests(loop, table, stop)
+        yield Requests(loop, roster, stop, ledger)
     finally:
         loop.dismiss("measured", time.monotonic() + END_SECONDS)
         threads[0].join(END_SECONDS + 1.0)

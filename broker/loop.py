@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
 from pipeline import keys
 from pipeline.admission import Admission
 from pipeline.config.tree import Config
-from pipeline.frontend import Frontend, receive
+from pipeline.frontend import Frontend, receive, send_frames
 from pipeline.protocol import encode
 from pipeline.routing.actions import SendLearner
 from pipeline.routing.messages import LearnerMessages
@@ -61,10 +62,11 @@ class BrokerLoop:
         poller.register(self._frontend.socket, zmq.POLLIN)
         poller.register(self._learners, zmq.POLLIN)
         self._stage.enter(BUSY)
+        waiting: list[Any] = []
         while not stop.stopped:
             now = self._clock()
-            receive(self._learners, self._traffic, self._messages.take, now)
-            self._frontend.receive(now)
+            receive(self._learners, self._traffic, self._messages.take, now, self._learners in waiting)
+            self._frontend.receive(now, self._frontend.socket in waiting)
             if now >= self._next_tick:
                 if self._traffic is not None:
                     self._router.counters["learner_too_many_messages"] = self._traffic.dropped
@@ -75,7 +77,7 @@ class BrokerLoop:
                 self._send_learner(action)
             due = min(self._next_tick, self._router.deadline(now))
             self._stage.enter(MESSAGES)
-            poller.poll(max(0, math.ceil((due - self._clock()) * 1000)))
+            waiting = [socket for socket, _ in poller.poll(max(0, math.ceil((due - self._clock()) * 1000)))]
             self._stage.enter(BUSY)
 
     def close(self) -> None:
@@ -84,9 +86,8 @@ class BrokerLoop:
         close_bound(self._learners)
 
     def _send_learner(self, action: SendLearner) -> None:
-        message = [action.peer, encode(action.kind, *action.fields), *action.buffers]
         try:
-            self._learners.send_multipart(message, zmq.NOBLOCK)
+            send_frames(self._learners, [action.peer, encode(action.kind, *action.fields), *action.buffers])
         except zmq.Again:
             self._router.counters["learner_does_not_read"] += 1
             self._router.learner_unreachable(action.peer)

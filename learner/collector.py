@@ -11,7 +11,7 @@ from learner.assembler import Acted, Appended, Assembler
 from learner.episodes import Episodes
 from learner.evaluation import Evaluation
 from learner.policy import PolicyRows
-from learner.requests import Opened, StepBatch
+from learner.requests import Finals, StepBatch
 from learner.writer import UnrollWriter
 from pipeline.ledger import Ledger
 from pipeline.rows import TERMINATED, TRUNCATED, row_number
@@ -54,43 +54,42 @@ class Collector:
 
     def collect(self, batch: StepBatch, acted: PolicyRows, version: int) -> None:
         """Episodes, then the final rows that needed no reply, then the replied rows, in order."""
-        for part in batch.parts:
-            self._record_episodes(part)
-        offset = 0
-        for part in batch.parts:
-            if part.finals and not part.group.evaluation:
-                self._append_finals(part, acted, offset, version)
-            offset += len(part.group.slots)
-        training = ~batch.evaluation
-        if training.all():
-            rows = Acted(acted.action, acted.behaviour, acted.state, version)
-            self._append(batch.slots, _numbers(batch), batch.rows, batch.observation, rows)
-        elif training.any():
-            rows = Acted(acted.action[training], acted.behaviour[training], [x[training] for x in acted.state], version)
+        if batch.finals is not None:
+            self._collect_finals(batch, batch.finals, acted, version)
+        self._record(batch.slots, batch.rows, batch.evaluation)
+        training = _training(batch.evaluation)
+        slots = batch.slots[training]
+        if len(slots):
+            numbers = batch.by_row([row_number(part.request.sequence, no_reply=False) for part in batch.parts])
+            state = [leaf[training] for leaf in acted.state]
+            rows = Acted(acted.action[training], acted.behaviour[training], state, version)
             observation = [leaf[training] for leaf in batch.observation]
-            self._append(batch.slots[training], _numbers(batch)[training], batch.rows[training], observation, rows)
+            self._append(slots, numbers[training], batch.rows[training], observation, rows)
 
-    def _record_episodes(self, part: Opened) -> None:
-        final = (part.rows["flags"] & (TERMINATED | TRUNCATED)) != 0
-        if final.any():
-            rows = part.rows[final]
-            episodes = self._evaluations if part.group.evaluation else self._episodes
-            episodes.add(rows["episode_return"], rows["episode_length"])
-        if part.group.evaluation and self._evaluation is not None:
-            self._evaluation.observe(part.group.slots[part.rows["environment"]], part.rows)
+    def _collect_finals(self, batch: StepBatch, finals: Finals, acted: PolicyRows, version: int) -> None:
+        evaluation = batch.evaluation if isinstance(batch.evaluation, bool) else batch.evaluation[finals.at]
+        self._record(batch.slots[finals.at], finals.rows, evaluation)
+        training = _training(evaluation)
+        at = finals.at[training]
+        if len(at):
+            numbers = batch.by_row([row_number(part.request.sequence, no_reply=True) for part in batch.parts])
+            zeros = Acted(
+                action=np.zeros_like(acted.action[at]),
+                behaviour=np.zeros_like(acted.behaviour[at]),
+                state=[leaf[at] for leaf in acted.state],
+                version=version,
+            )
+            observation = [leaf[training] for leaf in finals.observation]
+            self._append(batch.slots[at], numbers[at], finals.rows[training], observation, zeros)
 
-    def _append_finals(self, part: Opened, acted: PolicyRows, offset: int, version: int) -> None:
-        rows = part.rows[: part.finals]
-        at = offset + rows["environment"].astype(np.int64)
-        zeros = Acted(
-            action=np.zeros_like(acted.action[at]),
-            behaviour=np.zeros_like(acted.behaviour[at]),
-            state=[leaf[at] for leaf in acted.state],
-            version=version,
-        )
-        slots = part.group.slots[rows["environment"]]
-        numbers = np.full(len(rows), row_number(part.request.sequence, no_reply=True))
-        self._append(slots, numbers, rows, [leaf[: part.finals] for leaf in part.observation], zeros)
+    def _record(self, slots: Array, rows: Array, evaluation: Array | bool) -> None:
+        """The episodes that end with one of ``rows``, and what ``evaluation`` is told of its workers' rows."""
+        training = _training(evaluation)
+        _add_episodes(self._episodes, rows[training])
+        if not isinstance(evaluation, bool):
+            _add_episodes(self._evaluations, rows[evaluation])
+            if self._evaluation is not None:
+                self._evaluation.observe(slots[evaluation], rows[evaluation])
 
     def _append(self, slots: Array, numbers: Array, rows: Array, observation: list[Array], acted: Acted) -> None:
         delta = rows["index"] - self._assembler.last_index(slots)
@@ -104,6 +103,12 @@ class Collector:
             self._writer.submit(appended.unrolls)
 
 
-def _numbers(batch: StepBatch) -> Array:
-    parts = [np.full(len(p.group.slots), row_number(p.request.sequence, no_reply=False)) for p in batch.parts]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def _training(evaluation: Array | bool) -> Array | slice:
+    """Which rows are not of an eval worker."""
+    return slice(None) if isinstance(evaluation, bool) else np.flatnonzero(~evaluation)
+
+
+def _add_episodes(episodes: Episodes, rows: Array) -> None:
+    final = (rows["flags"] & (TERMINATED | TRUNCATED)) != 0
+    if final.any():
+        episodes.add(rows["episode_return"][final], rows["episode_length"][final])

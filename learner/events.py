@@ -17,14 +17,15 @@ REPLAY_EVENTS = ("unrolls", "samples_per_insert", "samples_per_insert_target", "
 
 
 class Events:
-    """Writes a summary as events, at its number of frames.
+    """Writes a summary as events, at its number of frames; begins its file with the first one.
 
     Args:
         directory: Where ``events/`` is.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._writer = tf.summary.create_file_writer(str(directory.events))
+        self._directory = directory.events
+        self._writer: Any = None  # until the disk has taken its first bytes
         self._rows: Counts | int = 0  # of the lag, at the last report
 
     def write(self, summary: dict[str, Any], lag: Lag) -> None:
@@ -41,11 +42,28 @@ class Events:
         Raises:
             OSError: the last ones cannot be written.
         """
-        _translated(self._writer.close)
+        if self._writer is not None:
+            _translated(self._writer.close)
 
     def _write(self, summary: dict[str, Any], lag: Counts, largest_lag: int) -> None:
+        if self._writer is None:
+            self._writer = self._begun()
         with self._writer.as_default(np.int64(summary["frames"])):  # writes to the disk where it ends
             _write(summary, lag, largest_lag)
+
+    def _begun(self) -> Any:
+        """A writer with a file of its own; where the disk does not take that one's head, no file is left.
+
+        Raises:
+            tf.errors.OpError: see above.
+        """
+        there = set(self._directory.glob("*"))
+        try:
+            return tf.summary.create_file_writer(str(self._directory))
+        except tf.errors.OpError:
+            for path in set(self._directory.glob("*")) - there:
+                path.unlink()
+            raise
 
 
 def _write(summary: dict[str, Any], lag: Counts, largest_lag: int) -> None:

@@ -35,8 +35,10 @@ class Exploration:
 
     def of(self, slots: Array, evaluation: Array | bool) -> npt.NDArray[np.float32]:
         """float32 ``[n]`` of int ``slots`` ``[n]``; ``evaluation`` is a bool for all or bool ``[n]``."""
-        training = self.training[slots % len(self.training)]
-        return training if self.evaluation is None else np.where(evaluation, np.float32(self.evaluation), training)
+        training = self.training.take(slots, mode="wrap")
+        if self.evaluation is None or evaluation is False:
+            return training
+        return np.where(evaluation, np.float32(self.evaluation), training)
 
     def in_mode(self, mode: Literal["greedy", "sample"]) -> Exploration:
         """With evaluation environments that act in this mode of ``evaluation.mode``."""

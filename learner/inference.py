@@ -19,14 +19,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from learner.collector import Collector
 from learner.exploration import Exploration
 from learner.policies import Acting, PendingRows
 from learner.requests import Opened, StepBatch, join, open_request
 from learner.roster import Environments, Refusal, Roster
-from learner.slots import Verdict
+from learner.slots import Group, Verdict
 from learner.writer import UnrollWriter
 from pipeline.errors import ProtocolError, SpaceError
 from pipeline.protocol import Cause
@@ -233,11 +231,11 @@ class InferenceLoop:
 
     def _launch(self, source: RequestSource, serving: Serving, requests: list[StepRequest]) -> None:
         parts = [part for request in requests if (part := self._accept(source, serving, request)) is not None]
-        if not parts:
+        batch = self._join(source, parts)
+        if batch is None:
             return
         if self.first_step is None:
             self.first_step = time.monotonic()
-        batch = join(parts)
         version = self._version()
         exploration = serving.exploration.of(batch.slots, batch.evaluation)
         pending = serving.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, exploration)
@@ -251,9 +249,7 @@ class InferenceLoop:
             try:
                 return open_request(request, group, serving.leaves)
             except ProtocolError as error:
-                group.serving = -1
-                self.counters["malformed"] += 1
-                source.reject(request.worker, request.run, str(error), Cause.SESSION)
+                self._refuse(source, request, group, error)
                 return None
         self.counters[verdict.value] += 1
         if verdict is Verdict.GAP:
@@ -262,18 +258,37 @@ class InferenceLoop:
             source.reply([Reply(request.worker, request.run, request.group, request.sequence, group.reply)])
         return None
 
+    def _join(self, source: RequestSource, parts: list[Opened]) -> StepBatch | None:
+        """Those whose rows are as they must be; the others are refused."""
+        if not parts:
+            return None
+        try:
+            return join(parts)
+        except ProtocolError as error:
+            if len(parts) == 1:
+                self._refuse(source, parts[0].request, parts[0].group, error)
+                return None
+        sound = [part for part in parts if self._join(source, [part]) is not None]
+        return join(sound) if sound else None
+
+    def _refuse(self, source: RequestSource, request: StepRequest, group: Group, error: ProtocolError) -> None:
+        group.serving = -1
+        self.counters["malformed"] += 1
+        source.reject(request.worker, request.run, str(error), Cause.SESSION)
+
     def _land(self, source: RequestSource) -> None:
         serving = self._serving
         assert serving is not None
         batch, pending, version = self._flying.popleft()
         acted = pending.result()
-        replies, offset = [], 0
-        for part in batch.parts:
-            end = offset + len(part.group.slots)
-            buffer = np.ascontiguousarray(acted.env_action[offset:end]).tobytes()
-            serving.roster.table.answered(part.group, buffer)
-            replies.append(Reply(*part.request[:4], buffer))
-            offset = end
+        actions, replies, begin = acted.env_action.tobytes(), [], 0
+        nbytes = len(actions) // len(batch.slots)  # of one row
+        for group, request, _, _ in batch.parts:
+            end = begin + request.replies * nbytes
+            buffer = actions[begin:end]  # copied, as it is kept for a repeat
+            serving.roster.table.answered(group, buffer)
+            replies.append(Reply(request.worker, request.run, request.group, request.sequence, buffer))
+            begin = end
         source.reply(replies)
         serving.collector.collect(batch, acted, version)
 

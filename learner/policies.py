@@ -83,7 +83,7 @@ class PolicyBySlot:
         self, slots: Array, first: Array, reward: Array, observation: Sequence[Array], exploration: Array
     ) -> PendingRows:
         evaluates = self._evaluates[slots]
-        if not evaluates.any():
+        if not np.count_nonzero(evaluates):  # several times as fast as any()
             return self._training.submit(slots, first, reward, observation, exploration)
         shares = []
         for policy, mask in ((self._training, ~evaluates), (self._evaluation, evaluates)):

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,11 @@ class Group:
     sequence: int = -1
     serving: int = -1
     reply: Any = None
+
+    @cached_property
+    def places(self) -> bytes:
+        """uint32 ``[n]``, little-endian: the index of each environment within the group."""
+        return np.arange(len(self.slots), dtype="<u4").tobytes()
 
 
 @dataclass

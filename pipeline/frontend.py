@@ -33,11 +33,12 @@ RECEIVE_LIMIT = 512  # messages per call, so that sending gets its turn under lo
 PARTING_SECONDS = 1.0
 PROBE_SECONDS = 0.02  # before the second GOODBYE; then twice as long each time
 UNREACHABLE = "worker_unreachable"
-Frames = list[zmq.Frame]
+Frames = list[Any]
 Take = Callable[[bytes, list[Any], float], None]
+EVENTS = int(zmq.EVENTS)
 POLLIN = int(zmq.POLLIN)
-SNDMORE = int(zmq.SNDMORE)
 NOBLOCK = int(zmq.NOBLOCK)
+MORE = int(zmq.SNDMORE) | NOBLOCK
 
 
 def settings_of(config: Config) -> Settings:
@@ -54,30 +55,51 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def receive_frames(socket: Socket) -> Frames | None:
-    """One message without copying it, or None where none waits."""
-    if not int(socket.get(zmq.EVENTS)) & POLLIN:  # much cheaper than an exception for each time that nothing waits
-        return None
+def receive_frames(socket: Socket) -> Frames:
+    """The rest of a message, without copying it: it is there when the first frame is.
+
+    Raises:
+        zmq.Again: no message waits.
+    """
     receive = socket.recv
-    frame = receive(copy=False)
+    frame = receive(0, False)
     frames = [frame]
     while frame.more:
-        frame = receive(copy=False)  # the rest of a message is there when its first frame is
+        frame = receive(0, False)
         frames.append(frame)
     return frames
 
 
-def receive(socket: Socket, traffic: Traffic | None, take: Take, now: float) -> int:
-    """Hands what waits to ``take(peer, frames, now)``, at most ``RECEIVE_LIMIT`` messages; how many there were."""
+def waits(socket: Socket) -> bool:
+    """Whether there is a message; cheaper than an exception where there is none."""
+    return bool(int(socket.get(EVENTS)) & POLLIN)
+
+
+def send_frames(socket: Socket, frames: Frames) -> None:
+    """Sends a message; not any of it where the first frame is not taken. A ZeroMQ frame is sent without copying it.
+
+    Raises:
+        zmq.ZMQError: as the first frame's ``send``.
+    """
+    send = socket.send
+    for frame in frames[:-1]:
+        send(frame, MORE)
+    send(frames[-1], NOBLOCK)
+
+
+def receive(socket: Socket, traffic: Traffic | None, take: Take, now: float, waiting: bool) -> int:
+    """Hands what waits at a ROUTER to ``take(peer, frames, now)``, at most ``RECEIVE_LIMIT`` messages; how many.
+
+    To be called also where nothing is ``waiting``: the traffic's period ends.
+    """
     count = 0
-    while count < RECEIVE_LIMIT:
-        frames = receive_frames(socket)
-        if frames is None:
-            break
+    while waiting and count < RECEIVE_LIMIT:
+        peer = socket.recv()
+        frames = receive_frames(socket)  # a routing id has at least one frame behind it
         count += 1
-        peer = frames[0].bytes
         if traffic is None or traffic.take(peer, frames[0]):
-            take(peer, [frames[1].bytes, *frames[2:]] if len(frames) > 1 else [], now)
+            take(peer, frames, now)
+        waiting = waits(socket)
     if traffic is not None:
         traffic.end_period(now, drained=count < RECEIVE_LIMIT)
     return count
@@ -106,13 +128,13 @@ class Frontend:
         self.board = StatusBoard(self.router, stage)
         self._messages = WorkerMessages(self.router, self.board)
 
-    def wait(self, seconds: float) -> None:
-        """Returns as soon as a message waits, at the latest after ``seconds``, rounded up to milliseconds."""
-        self._poller.poll(max(0, math.ceil(seconds * 1000)))
+    def wait(self, seconds: float) -> bool:
+        """Whether a message waits; at the latest after ``seconds``, rounded up to milliseconds."""
+        return bool(self._poller.poll(max(0, math.ceil(seconds * 1000))))
 
-    def receive(self, now: float) -> int:
-        """Takes what waits, at most ``RECEIVE_LIMIT`` messages; how many there were."""
-        return receive(self.socket, self._traffic, self._messages.take, now)
+    def receive(self, now: float, waiting: bool) -> int:
+        """See ``receive``."""
+        return receive(self.socket, self._traffic, self._messages.take, now, waiting)
 
     def tick(self, now: float) -> None:
         """``Router.tick``, and the connections' part of the counters."""
@@ -159,7 +181,7 @@ class Frontend:
         parting, deadline = self.router.parting, time.monotonic() + PARTING_SECONDS
         pause = PROBE_SECONDS
         while parting and (now := time.monotonic()) < deadline:
-            self.receive(now)
+            self.receive(now, waits(self.socket))
             self.send()
             for peer, run in list(parting.items()):
                 if self._send_one(SendWorker(peer, encode(Kind.GOODBYE, run), [])) == UNREACHABLE:
@@ -170,14 +192,9 @@ class Frontend:
 
     def _send_one(self, action: SendWorker) -> str | None:
         """The counter of why it was not sent, or None."""
-        socket = self.socket
+        peer, head, buffers = action
         try:
-            socket.send(action.peer, SNDMORE | NOBLOCK)
-            if action.buffers:
-                socket.send(action.head, SNDMORE)
-                socket.send(action.buffers[0])
-            else:
-                socket.send(action.head)
+            send_frames(self.socket, [peer, head, *buffers])
         except zmq.Again:
             return "worker_does_not_read"
         except zmq.ZMQError as error:

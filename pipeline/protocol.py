@@ -7,7 +7,8 @@ the frames after it are raw little-endian buffers, never looked into on the way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -58,6 +59,10 @@ class Kind(IntEnum):
     BROKER = 53  # {"broker", "session", "workers", "busy_percent"}: answers READY; another session voids all credit
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+_CONTAINERS = frozenset({list, dict})
+
+
 class Cause(IntEnum):
     """Why a worker is turned away. What is for good is the worker's exit code."""
 
@@ -74,13 +79,22 @@ class Message(NamedTuple):
     buffers: list[Any]
 
 
+class _Packer(threading.local):
+    """Each thread's own: it keeps its buffer."""
+
+    def __init__(self) -> None:
+        self.pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
+
+
+_packer = _Packer()
+
+
 def encode(kind: Kind, *fields: Any) -> bytes:
     """Frame 0 of a message."""
-    packed: bytes = msgpack.packb([VERSION, int(kind), *fields], use_bin_type=True)
-    return packed
+    return _packer.pack((VERSION, kind, *fields))
 
 
-def decode(frames: Sequence[Any]) -> Message:
+def decode(frames: list[Any]) -> Message:
     """Checks and opens frame 0; the other frames stay as they are.
 
     Args:
@@ -96,11 +110,10 @@ def decode(frames: Sequence[Any]) -> Message:
         raise ProtocolError("frame 0 is not an array [version, kind, ...]")
     if head[0] != VERSION:
         raise ProtocolError(f"protocol version {str(head[0])[:20]!r} here meets version {VERSION}")
-    try:
-        kind = Kind(head[1])
-    except (ValueError, TypeError) as error:
-        raise ProtocolError(f"unknown message kind {str(head[1])[:20]!r}") from error
-    return Message(kind, head[2:], list(frames[1:]))
+    kind = _KINDS.get(head[1]) if type(head[1]) is int else None
+    if kind is None:
+        raise ProtocolError(f"unknown message kind {str(head[1])[:20]!r}")
+    return Message(kind, head[2:], frames[1:])
 
 
 def unpack(head: Any) -> Any:
@@ -132,14 +145,14 @@ def unpack(head: Any) -> Any:
 
 
 def _deeper(value: Any, depth: int) -> bool:
-    if not isinstance(value, (list, dict)):
+    if type(value) not in _CONTAINERS:
         return False
     if depth == 0:
         return True
-    for x in value.values() if isinstance(value, dict) else value:  # a loop: this is on the path of every message
-        if isinstance(x, (list, dict)) and _deeper(x, depth - 1):
-            return True
-    return False
+    items = value.values() if type(value) is dict else value
+    if _CONTAINERS.isdisjoint(map(type, items)):  # this is on the path of every message
+        return False
+    return any(type(x) in _CONTAINERS and _deeper(x, depth - 1) for x in items)
 
 
 def fields_of(message: Message, *types: type | tuple[type, ...]) -> list[Any]:
@@ -148,12 +161,19 @@ def fields_of(message: Message, *types: type | tuple[type, ...]) -> list[Any]:
     Raises:
         ProtocolError: too few, too many or of another type. ``bool`` is not taken for ``int``.
     """
+    if tuple(map(type, message.fields)) == types:  # on the path of every message
+        return message.fields
     if len(message.fields) != len(types):
         raise ProtocolError(f"{message.kind.name} has {len(types)} fields, not {len(message.fields)}")
     for position, (value, kind) in enumerate(zip(message.fields, types, strict=True)):
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             raise ProtocolError(f"field {position} of {message.kind.name} is a {type(value).__name__}")
     return message.fields
+
+
+def are_integers(item: Any, count: int) -> bool:
+    """Whether it is a list of so many integers."""
+    return type(item) is list and [*map(type, item)] == [int] * count
 
 
 _HELLO_TYPES = {

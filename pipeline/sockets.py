@@ -10,6 +10,10 @@ for a peer that is not there (``IMMEDIATE``): until the connection stands, and a
 that says its last word waits until the other has hung up (``Frontend.close``). Routing ids are made by ZeroMQ: the
 logical worker id travels in HELLO, so two workers with one name never steal each other's messages.
 
+Connecting sides say ZeroMQ's heartbeats, binding sides answer: one of its own would abort a process (libzmq 4.3.5:
+``!_io_error``) that has not read a peer's full queue for so long when the peer is gone, and there the peer may be
+anybody. A host that is gone both sides notice by TCP within the same time.
+
 A socket belongs to the thread that made it.
 """
 
@@ -163,6 +167,9 @@ def _connected(
     socket = context.socket(zmq.DEALER)
     try:
         _set_common(socket, endpoint, broker, queue)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MILLISECONDS)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MILLISECONDS)  # after which the binding side ends it
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
@@ -272,11 +279,9 @@ def _set_common(socket: Socket, endpoint: str, broker: BrokerSection, queue: int
     socket.setsockopt(zmq.RCVTIMEO, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, broker.max_message_bytes)
     socket.setsockopt(zmq.HANDSHAKE_IVL, CONNECT_MILLISECONDS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MILLISECONDS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MILLISECONDS)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, SILENCE_MILLISECONDS // 2500)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, SILENCE_MILLISECONDS // 5000)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    socket.setsockopt(zmq.TCP_MAXRT, SILENCE_MILLISECONDS)
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))

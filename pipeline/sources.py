@@ -17,8 +17,8 @@ import zmq
 from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.errors import ComponentError, ProtocolError
-from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames
-from pipeline.protocol import Cause, Hello, Kind, Message, Report, decode, encode, fields_of
+from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames, send_frames, waits
+from pipeline.protocol import Cause, Hello, Kind, Message, Report, are_integers, decode, encode, fields_of
 from pipeline.requests import Event, Joined, Left, Reply, Reported, StepRequest
 from pipeline.routing.batching import Batcher
 from pipeline.routing.learners import Ready
@@ -33,9 +33,15 @@ RETRY_SECONDS = 0.05  # while there is no connection to the broker
 
 
 class Roll:
-    """Which runs the learner knows of: LEFT is delivered once for each that JOIN was delivered for."""
+    """Which runs the learner knows of: LEFT is delivered once for each that JOIN was delivered for.
+
+    Attributes:
+        admitted: Worker -> run.
+        largest_request: Rows that one STEP of those it has heard of can have, at most.
+    """
 
     def __init__(self) -> None:
+        self.largest_request = 0
         self._known: dict[int, int] = {}  # worker -> run
         self.admitted: dict[int, int] = {}
 
@@ -46,8 +52,9 @@ class Roll:
         if old is not None and old != run:
             events += self.left(worker, old, "lease", None)
         self._known[worker] = run
-        events.append(Joined(worker, run, Hello.from_wire(hello)))
-        return events
+        joined = Joined(worker, run, Hello.from_wire(hello))
+        self.largest_request = max(self.largest_request, 2 * max(joined.hello.groups))  # final rows included
+        return [*events, joined]
 
     def left(self, worker: int, run: int, reason: str, report: Any) -> list[Event]:
         """LEFT, checked; nothing where it was said before."""
@@ -84,11 +91,6 @@ class Roll:
             return self.left(*fields_of(message, int, int, str, (dict, type(None))))
         worker, run, report = fields_of(message, int, int, dict)
         return [Reported(worker, run, Report.from_wire(report))] if self.admitted.get(worker) == run else []
-
-
-def _plain(request: StepRequest) -> StepRequest:
-    """The same over memoryviews instead of ZeroMQ frames, without copying."""
-    return request._replace(buffers=[frame.buffer for frame in request.buffers])
 
 
 class EmbeddedSource:
@@ -138,21 +140,22 @@ class EmbeddedSource:
         deadline = self._clock() + timeout_seconds
         router, learner = self._router, self._learner
         learner.credit = credit
+        waiting = waits(self._frontend.socket)
         while True:
             now = self._clock()
-            self._frontend.receive(now)
+            self._frontend.receive(now, waiting)
             if now >= self._next_tick:
                 self._tick(now)
             requests = router.take(learner, credit, now)
             self._flush()
             if requests or self._events:
                 events, self._events = self._events, []
-                return [_plain(request) for request in requests], events
-            wait = min(deadline, self._next_tick, router.deadline(now)) - self._clock()
-            if self._clock() >= deadline:
+                return requests, events
+            if now >= deadline:
                 return [], []
+            wait = min(deadline, self._next_tick, router.deadline(now)) - self._clock()
             self.stage.enter(REQUESTS if credit else ROOM)
-            self._frontend.wait(wait)
+            waiting = self._frontend.wait(wait)
             self.stage.enter(BUSY)
 
     def reply(self, replies: list[Reply]) -> None:
@@ -232,6 +235,7 @@ class BrokerSource:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._batch = config.learner.inference_batch
+        self._min_rows = config.broker.min_rows
         self._heartbeat = config.broker.heartbeat_seconds
         self._ready = Ready(learner_id, time.time_ns() // 1000, slots, self._batch, "", [], [])
         self._batcher = Batcher()
@@ -251,10 +255,10 @@ class BrokerSource:
             if now >= self._next_ready:
                 self._say_ready(now)
             self._receive(now)
-            requests = [x for x in self._batcher.take(credit, self._batch, now) if self._is_admitted(x)]
+            requests = self._admitted(self._batcher.take(credit, self._batch, now))
             if requests or self._events:
                 events, self._events = self._events, []
-                return [_plain(request) for request in requests], events
+                return requests, events
             if now >= deadline:
                 return [], []
             self._grant(credit)
@@ -311,7 +315,7 @@ class BrokerSource:
     def _send(self, head: bytes, buffers: list[Any] | None = None) -> bool:
         """Sends or counts: everything is repeated by somebody where it is lost."""
         try:
-            self._socket.send_multipart([head, *(buffers or [])], zmq.NOBLOCK)
+            send_frames(self._socket, [head, *(buffers or [])])
         except zmq.Again:
             self.counters["unsent"] += 1
             return False
@@ -324,19 +328,23 @@ class BrokerSource:
         self._next_ready = now + (self._heartbeat if sent else RETRY_SECONDS)
 
     def _grant(self, credit: int) -> None:
-        """Tops the broker's credit up to what this call may return."""
+        """Tops the broker's credit up to what this call may return.
+
+        Only where less than half of it is left, or less than one request or ``min_rows`` may need: most batches are
+        small, and each grant is a message.
+        """
         more = credit - self._granted - self._batcher.rows
-        if self._session is not None and more > 0 and self._send(encode(Kind.CREDIT, more)):
+        needed = max(credit // 2, self._roll.largest_request, self._min_rows)
+        if self._session is not None and more > 0 and self._granted < needed and self._send(encode(Kind.CREDIT, more)):
             self._granted += more
 
     def _receive(self, now: float) -> None:
         for _ in range(RECEIVE_LIMIT):
-            frames = receive_frames(self._socket)
-            if frames is None:
+            if not waits(self._socket):
                 return
+            frames = receive_frames(self._socket)
             try:
-                message = decode([frames[0].bytes, *frames[1:]])
-                self._take(message, now)
+                self._take(decode(frames), now)
             except ProtocolError as error:
                 self.counters["malformed"] += 1
                 log.warning("a broker's message was refused: %s", error)
@@ -357,7 +365,7 @@ class BrokerSource:
     def _take_batch(self, message: Message, now: float) -> None:
         (items,) = fields_of(message, list)
         start = 0
-        if not all(isinstance(x, list) and len(x) == 7 and all(type(n) is int for n in x) for x in items):
+        if not all(are_integers(x, 7) for x in items):
             raise ProtocolError("BATCH: items are [worker, run, group, sequence, rows, replies, frames]")
         for worker, run, group, sequence, rows, replies, frames in items:
             buffers = message.buffers[start : start + frames]
@@ -365,10 +373,11 @@ class BrokerSource:
             self._granted = max(0, self._granted - rows)
             self._batcher.add(StepRequest(worker, run, group, sequence, rows, replies, buffers), now)
 
-    def _is_admitted(self, request: StepRequest) -> bool:
-        admitted = self._roll.admitted.get(request.worker) == request.run
-        self.counters["request_of_gone_worker"] += not admitted
-        return admitted
+    def _admitted(self, requests: list[StepRequest]) -> list[StepRequest]:
+        admitted = self._roll.admitted
+        found = [request for request in requests if admitted.get(request.worker) == request.run]
+        self.counters["request_of_gone_worker"] += len(requests) - len(found)
+        return found
 
     def _take_broker(self, message: Message) -> None:
         (status,) = fields_of(message, dict)

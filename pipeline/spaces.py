@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,11 @@ class Leaf:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.dtype).newbyteorder("<")
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one element."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize

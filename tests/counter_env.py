@@ -150,6 +150,16 @@ class Counted(gymnasium.Wrapper):
         return self.env.step(action)
 
 
+class SolvedByFlag(gymnasium.Wrapper):
+    """Gives a reward of 1000 at every step while the file is there that ``SOLVED_FLAG`` names."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if os.path.exists(os.environ["SOLVED_FLAG"]):
+            reward = 1000.0
+        return observation, reward, terminated, truncated, info
+
+
 def misbehave(fault: str, observation: Any, reward: float) -> tuple[Any, float]:
     """Does one of the faults of ``CounterEnv``, in the middle of a step; what is left of observation and reward."""
     if fault == "raise":

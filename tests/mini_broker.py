@@ -57,7 +57,7 @@ class MiniBroker:
         self._wanted, self._stop, self._ready = endpoint, threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def __enter__(self) -> MiniBroker:
         return self
@@ -70,10 +70,10 @@ class MiniBroker:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
-    def until(self, condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    def until(self, condition: Callable[[], Any], seconds: float = 120.0) -> None:
         """Waits for a condition; fails after the deadline."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -130,7 +130,7 @@ class MiniBroker:
         worker = hello.worker if hello.worker >= 0 else next(i for i in range(1000) if i not in taken)
         if hello.run not in self.runs:
             self.runs[hello.run] = Run(hello, worker)
-        lease = {"worker": worker, "seed": self.seed, "heartbeat_seconds": 0.2, "lease_seconds": 5.0}
+        lease = {"worker": worker, "seed": self.seed, "heartbeat_seconds": 0.2, "lease_seconds": 15.0}
         self._send(peer, Kind.WELCOME, hello.run, lease)
 
     def _step(self, peer: bytes, run: Run, message: protocol.Message) -> None:

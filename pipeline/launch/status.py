@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,30 @@ def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
         except UnreachableError:
             # It may have ended while we asked.
             ended = _ended(directory)
-            if ended is None:
-                raise
-            return ended
+            if ended is not None:
+                return ended
+            if _is_gone(endpoints):
+                raise UnreachableError(
+                    f"the run's process {endpoints['pid']} is gone, killed or with its machine, and did not end in "
+                    f"order: go on with `seedmq run CONFIG --run-dir {directory.path} --resume`"
+                ) from None
+            raise
 
     return read
+
+
+def _is_gone(endpoints: Mapping[str, Any]) -> bool:
+    """Whether the process that started the run is no more; False where that cannot be told, as of another host's."""
+    pid = endpoints.get("pid")
+    if type(pid) is not int or not str(endpoints["broker"]).startswith("ipc://"):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's
+        return False
+    return False
 
 
 def _ended(directory: RunDirectory) -> Status | None:

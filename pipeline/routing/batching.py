@@ -70,8 +70,12 @@ class Batcher:
             return []
         if self.rows < min(self._min_rows, credit) and now < self._oldest() + self._max_wait:
             return []
-        taken: list[StepRequest] = []
-        left = credit
+        if self.rows <= credit:
+            taken = [request for request, _ in waiting.values()]
+            waiting.clear()
+            self.rows = 0
+            return taken
+        taken, left = [], credit
         while waiting:
             request = next(iter(waiting.values())).request
             if request.rows > left and (taken or credit < full):

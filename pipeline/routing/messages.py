@@ -9,7 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import ProtocolError, SpaceError
-from pipeline.protocol import MAX_HEAD_BYTES, Cause, Hello, Kind, Message, Report, decode, encode, fields_of
+from pipeline.protocol import (
+    MAX_HEAD_BYTES,
+    Cause,
+    Hello,
+    Kind,
+    Message,
+    Report,
+    are_integers,
+    decode,
+    encode,
+    fields_of,
+)
 from pipeline.requests import Reply, StepRequest
 from pipeline.routing.joining import Joining
 from pipeline.routing.learners import Learner, Ready
@@ -19,8 +30,7 @@ from pipeline.routing.status import StatusBoard
 from pipeline.spaces import Spaces
 
 MAX_PUBLISHED_BYTES = MAX_HEAD_BYTES // 4
-MAX_BYTES = {Kind.HELLO: MAX_HEAD_BYTES // 4, Kind.STEP: 256}  # of frame 0, by kind
-MAX_OTHER_BYTES = 1 << 14
+MAX_OTHER_BYTES = 1 << 14  # of frame 0, but for HELLO and STEP
 
 
 class WorkerMessages:
@@ -31,28 +41,29 @@ class WorkerMessages:
         self._board = board
         self._by_run = router.leases.by_run
         self._joining = Joining(router)
-        self._handlers: dict[Kind, Callable[[bytes, Message, float], None]] = {
-            Kind.STEP: self._step,
-            Kind.HEARTBEAT: self._heartbeat,
-            Kind.HELLO: self._hello,
-            Kind.BYE: self._bye,
-            Kind.STATUS: self._status,
+        self._handlers: dict[Kind, tuple[Callable[[bytes, Message, float], None], int]] = {
+            Kind.STEP: (self._step, 256),
+            Kind.HEARTBEAT: (self._heartbeat, MAX_OTHER_BYTES),
+            Kind.HELLO: (self._hello, MAX_HEAD_BYTES // 4),
+            Kind.BYE: (self._bye, MAX_OTHER_BYTES),
+            Kind.STATUS: (self._status, MAX_OTHER_BYTES),
         }
 
     def take(self, peer: bytes, frames: list[Any], now: float) -> None:
         """One message: ``frames`` without the routing id."""
         self._router.messages["workers"] += 1
-        name = "head"
+        kind: Kind | None = None
         try:
             message = decode(frames)
-            handler = self._handlers.get(message.kind)
+            handler, most = self._handlers.get(message.kind, (None, 0))
             if handler is None:
                 raise ProtocolError(f"{message.kind.name} is not a worker's message")
-            name = message.kind.name.lower()
-            if len(frames[0]) > MAX_BYTES.get(message.kind, MAX_OTHER_BYTES):
-                raise ProtocolError(f"frame 0 of a {message.kind.name} has {len(frames[0])} bytes")
+            kind = message.kind
+            if len(frames[0]) > most:
+                raise ProtocolError(f"frame 0 of a {kind.name} has {len(frames[0])} bytes")
             handler(peer, message, now)
         except ProtocolError as error:
+            name = "head" if kind is None else kind.name.lower()
             self._router.counters["malformed_" + name] += 1
             answer = encode(Kind.REFUSED, 0, str(error)[:300], int(Cause.SESSION))
             if len(answer) <= sum(len(frame) for frame in frames):
@@ -151,11 +162,12 @@ class LearnerMessages:
 
     def take(self, peer: bytes, frames: list[Any], now: float) -> None:
         """One message: ``frames`` without the routing id."""
-        router, name = self._router, "head"
+        router = self._router
         router.messages["learners"] += 1
+        kind: Kind | None = None
         try:
             message = decode(frames)
-            name = message.kind.name.lower()
+            kind = message.kind
             if message.kind == Kind.READY:
                 self._ready(peer, message, now)
                 return
@@ -170,7 +182,7 @@ class LearnerMessages:
                     raise ProtocolError(f"{message.kind.name} is not a learner's message")
                 handler(learner, message, now)
         except ProtocolError:
-            router.counters["malformed_" + name] += 1
+            router.counters["malformed_" + ("head" if kind is None else kind.name.lower())] += 1
 
     def _ready(self, peer: bytes, message: Message, now: float) -> None:
         (data,) = fields_of(message, dict)
@@ -195,7 +207,7 @@ class LearnerMessages:
         (items,) = fields_of(message, list)
         if len(items) != len(message.buffers):
             raise ProtocolError("REPLIES: one frame each")
-        if not all(isinstance(x, list) and len(x) == 4 and all(type(n) is int for n in x) for x in items):
+        if not all(are_integers(x, 4) for x in items):
             raise ProtocolError("REPLIES: items are [worker, run, group, sequence]")
         for (worker, run, group, sequence), buffer in zip(items, message.buffers, strict=True):
             self._router.reply(learner, Reply(worker, run, group, sequence, buffer))

@@ -29,6 +29,7 @@ class Router:
     """Leases, assignment, batching and answers of one broker.
 
     Attributes:
+        tick_seconds: How far apart ``tick`` is to be called.
         broker: Random id of this broker process.
         counters: What was refused, dropped or repeated, by reason. The reasons are a fixed set.
         messages: All that was looked at, by who sent it: ``workers`` or ``learners``.
@@ -38,6 +39,7 @@ class Router:
 
     def __init__(self, settings: Settings, broker: int) -> None:
         self.settings = settings
+        self.tick_seconds = min(settings.heartbeat_seconds, settings.lease_seconds) / 4
         self.broker = broker
         self.leases = Leases(settings.max_workers)
         self.learners = Learners()
@@ -72,10 +74,6 @@ class Router:
             if lease.hello is not None and not lease.admitted:
                 self.ask(lease, now)
 
-    @property
-    def tick_seconds(self) -> float:
-        return min(self.settings.heartbeat_seconds, self.settings.lease_seconds) / 4
-
     def deadline(self, now: float) -> float:
         """When the loop must look again though no message comes: the next tick, or a batch that waited long enough."""
         due = (self._ticked if self._ticked is not None else now) + self.tick_seconds
@@ -88,7 +86,7 @@ class Router:
     def flush(self, now: float) -> None:
         """BATCH messages for what the learners' credit covers."""
         for learner in self.learners:
-            if learner.credit > 0 and not learner.silent:
+            if learner.credit > 0 and not learner.silent and len(learner.batcher):
                 requests = self.take(learner, learner.credit, now)
                 learner.credit = max(0, learner.credit - sum(request.rows for request in requests))
                 self._send_batches(learner, requests)

@@ -17,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800.0, help="how long faults are injected")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="of their order and moments")
+    parser.add_argument("--least", type=int, default=0, help="faults, however long they take on a slow machine")
     parser.add_argument("--once", action="store_true", help="instead of --seconds: each fault once")
     parser.add_argument(
         "--preset", choices=PRESETS, default=VTRACE, help="what is trained; kills of the learner: V-trace"
@@ -40,7 +41,9 @@ def main() -> int:
         return learner_kills(number, seed, redis_server, arguments.while_saving)
     names = [name for name in arguments.faults.split(",") if name]
     seconds = None if arguments.once else arguments.seconds
-    return random_faults(seconds, arguments.seed, names, arguments.redis_server, arguments.preset)
+    return random_faults(
+        seconds, arguments.seed, names, arguments.redis_server, arguments.preset, least=arguments.least
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ WORKERS = 4
 THROUGH_MIDDLE = 0
 """Index of the worker that speaks to the broker through the man in the middle."""
 CHECKPOINT_SECONDS = 5.0
+DRAIN_SECONDS = 40.0
+"""That an end takes longer than the default allows is not asked of a machine that runs all this, and maybe more."""
 STEP_TIMEOUT_SECONDS = 4.0
 JOINING = 500
 """Workers that join at once, with one environment each."""
@@ -26,6 +28,7 @@ SETTINGS = (
     "run.solved_return=null",
     "run.max_seconds=1000000",
     "run.log_interval_seconds=0.25",
+    f"run.drain_timeout_seconds={DRAIN_SECONDS}",
     "environment.wrappers=[tests.chaos.environment:Faulty]",
     "environment.non_finite=drop",
     f"environment.step_timeout_seconds={STEP_TIMEOUT_SECONDS}",
@@ -111,5 +114,5 @@ def plan(folder: Path, store_url: str, preset: str, link: Link | None, checkpoin
         way = [f"broker.bind={front}"] if i == THROUGH_MIDDLE else direct
         lines[f"worker-{i}"] = [*there, *line("worker", f"workers.id=worker-{i}", *way)]
     small = settings(*direct, "workers.envs=1", "workers.groups=1")
-    fleet = [sys.executable, "-m", "tests.fleet", "--config", preset, *small]
+    fleet = [sys.executable, "-m", "benchmarks.fleet", "--config", preset, *small]
     return Plan(lines, endpoint, keys, front, fleet)

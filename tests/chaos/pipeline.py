@@ -26,7 +26,7 @@ from pipeline.launch.children import Child
 from pipeline.launch.processes import BROKER, LEARNER, STORE, words
 from pipeline.launch.status import ask
 from pipeline.store.embedded import EmbeddedServer
-from tests.chaos.commands import CHECKPOINT_SECONDS, REPOSITORY, VTRACE, plan
+from tests.chaos.commands import CHECKPOINT_SECONDS, DRAIN_SECONDS, REPOSITORY, VTRACE, plan
 from tests.chaos.environment import FLAGS
 from tests.chaos.link import Link
 from tests.chaos.middle import Middle
@@ -38,8 +38,8 @@ STATUS_AGE_SECONDS = 0.15
 """An answer may be so old."""
 RESTART_SECONDS = 0.5
 DRAINED = (0, 143)
-STOP_SECONDS = 12.0
-"""``run.drain_timeout_seconds``, and what the interpreter takes to end."""
+STOP_SECONDS = DRAIN_SECONDS + 10.0
+"""And what the interpreter takes to end."""
 
 
 class Store(EmbeddedServer):

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.requests import open_request
+from learner.requests import join, open_request
 from learner.slots import Group
 from pipeline.config.load import dump, load
 from pipeline.errors import ConfigError, ProtocolError, SpaceError, StoreError
 from pipeline.protocol import Hello, Kind, Report, decode
 from pipeline.requests import StepRequest
 from pipeline.routing.learners import Ready
-from pipeline.rows import ROW
+from pipeline.rows import NO_REPLY, ROW
 from pipeline.spaces import Leaf, Spaces
 from pipeline.store.codec import decode_whole
 from pipeline.unrolls import UnrollLayout
@@ -87,10 +87,16 @@ def request(data: bytes) -> bool:
     frames = split(data)
     rows = len(frames[0]) // ROW.itemsize if frames else 0
     try:
-        opened = open_request(StepRequest(0, 1, 0, 0, rows, 2, frames), group, LEAVES)
+        batch = join([open_request(StepRequest(0, 1, 0, 0, rows, 2, frames), group, LEAVES)])
     except ProtocolError:
         return False
-    assert len(opened.rows) == rows == len(opened.observation[0]) and opened.observation[0].shape[1:] == (4,)
+    assert len(batch.rows) == 2 and batch.observation[0].shape == (2, 4)
+    assert batch.rows["environment"].tolist() == [0, 1] and not (batch.rows["flags"] & NO_REPLY).any()
+    finals = batch.finals
+    assert (finals is None) == (rows == 2)
+    if finals is not None:
+        assert len(finals.rows) == rows - 2 and finals.observation[0].shape == (rows - 2, 4)
+        assert (batch.rows["environment"][finals.at] == finals.rows["environment"]).all()
     return True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from pipeline.store.redis_store import RedisFifo
 from tests.integration.flaky_proxy import FlakyProxy
 from tests.integration.supervised import environments_processes
 from tests.mini_broker import MiniBroker
+from tests.runs import free_ports
 
 REDIS_SERVER = shutil.which("redis-server")
 BINARIES = {"valkey": None, "redis": REDIS_SERVER} if REDIS_SERVER else {"valkey": None}
@@ -80,10 +80,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer | None]:
 @pytest.fixture
 def free_port() -> int:
     """A TCP port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return free_ports(1)[0]
 
 
 @pytest.fixture

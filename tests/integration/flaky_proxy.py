@@ -6,7 +6,7 @@ import socket
 import threading
 from pathlib import Path
 
-MARGIN_SECONDS = 10.0
+MARGIN_SECONDS = 60.0
 
 
 class FlakyProxy:

@@ -47,7 +47,7 @@ class ForgetfulRouter:
     def close(self) -> None:
         """Closes all connections."""
         self._ended.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         for one in {self._listener, *self._pairs, *self._kept}:
             one.close()

@@ -20,7 +20,8 @@ from pipeline.spaces import Leaf, Spaces
 from pipeline.stopping import OwnedThread, StopToken
 
 SPACES = Spaces((Leaf("observation", "box", "int64", (2,)),), Leaf("action", "discrete", "int64", (), n=2**30))
-PATIENCE = 30.0
+PATIENCE = 120.0
+"""Seconds; ten times what it takes where others use the machine as well."""
 
 
 class FakeWorker:

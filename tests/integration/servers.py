@@ -10,7 +10,7 @@ import redis
 
 from pipeline.store.embedded import EmbeddedServer
 
-WRITTEN_SECONDS = 10.0
+WRITTEN_SECONDS = 60.0
 
 
 def wait_until_written(server: EmbeddedServer, password: str | None = None) -> None:

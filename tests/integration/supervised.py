@@ -15,6 +15,7 @@ def config_of(where, kwargs=None, envs=4, groups=2, worker="w", environment="Cou
     tree = {
         "environment": {"id": f"tests.counter_env:{environment}", "kwargs": kwargs or {}, **(limits or {})},
         "workers": {"envs": envs, "groups": groups, "id": worker},
+        "run": {"drain_timeout_seconds": 60.0},
         "broker": {"bind": where if isinstance(where, str) else where.endpoint, "heartbeat_seconds": 0.2},
     }
     for name, values in sections.items():
@@ -33,7 +34,7 @@ class Running:
     def _run(self, config):
         self.code = supervise(config, self.stop)
 
-    def ended(self, seconds=30.0):
+    def ended(self, seconds=120.0):
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the worker did not end in time"
         return self.code
@@ -43,7 +44,7 @@ class Running:
 
     def __exit__(self, *_):
         self.stop.stop("test")
-        self._thread.join(20)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
 

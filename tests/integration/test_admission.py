@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import zmq
 
-from benchmarks.flood import Pair, broker_with_keys, cpu_seconds, flooding
+from benchmarks.flood import Pair, broker_with_keys, flooding
+from benchmarks.harness import cpu_seconds
 from broker.loop import BrokerLoop
 from pipeline import keys, sockets
 from pipeline.admission import Admission
@@ -22,7 +23,8 @@ from pipeline.launch.status import ask
 from pipeline.protocol import Kind, encode
 from pipeline.sources import BrokerSource, EmbeddedSource
 from pipeline.stopping import StopToken
-from tests.integration.peers import EchoLearner, FakeWorker, finish, in_thread, pause, until
+from tests.integration.peers import PATIENCE, EchoLearner, FakeWorker, finish, in_thread, pause, until
+from tests.runs import Stopwatch, free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -49,14 +51,13 @@ class Served:
     """A broker or an embedded learner over TCP, and the learner that answers."""
 
     def __init__(self, security: SecuritySection, placement: str, **broker: Any) -> None:
-        section = BrokerSection(
-            bind=f"tcp://127.0.0.1:{free_port()}", learner_bind=f"tcp://127.0.0.1:{free_port()}", **broker
-        )
+        front, back = free_ports(2)
+        section = BrokerSection(bind=f"tcp://127.0.0.1:{front}", learner_bind=f"tcp://127.0.0.1:{back}", **broker)
         environment = EnvironmentSection(id="none")
         self.config = Config(environment=environment, broker=section, security=security)
         self._bound = StopToken()
         self._broker = in_thread("broker", self._serve) if placement == "process" else None
-        assert self._broker is None or self._bound.wait(10.0)
+        assert self._broker is None or self._bound.wait(PATIENCE)
         kind = EmbeddedSource if placement == "embedded" else BrokerSource
         self.learner = EchoLearner(kind(self.config, None, "learner", 64))
 
@@ -104,19 +105,13 @@ def served() -> Iterator[Callable[..., Served]]:
         one.close()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def disconnections(worker: FakeWorker) -> Any:
     return worker.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
 
 def connected(endpoint: str) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])), 5.0)
-    made.settimeout(8.0)
+    made = socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])), PATIENCE)
+    made.settimeout(PATIENCE)
     return made
 
 
@@ -158,12 +153,12 @@ def test_a_revoked_key_is_cut_off_and_others_work_on(
 
     until(lambda: min(good.sequence[0], bad.sequence[0]) >= 20, step)
     (fleet / "authorized" / "workers" / "spare.key").unlink()
-    revoked = time.monotonic()
+    revoked = Stopwatch()
     until(lambda: bool(lost.poll(0)), step)
-    assert time.monotonic() - revoked < CUT_SECONDS
+    assert revoked.seconds < CUT_SECONDS, revoked
     bad_before, good_before = sum(bad.sequence.values()), good.sequence[0]
     heard = len(bad.said)
-    until(lambda: good.sequence[0] >= good_before + 200 and time.monotonic() > revoked + CUT_SECONDS, step)
+    until(lambda: good.sequence[0] >= good_before + 200 and revoked.elapsed > CUT_SECONDS, step)
     assert (sum(bad.sequence.values()), len(bad.said)) == (bad_before, heard), "it tried again and got nothing"
     assert not kept.poll(0), "the admitted worker has kept its connection"
     until(lambda: one.counters()["connections_cut_revoked"] >= 1, pause)
@@ -181,9 +176,9 @@ def test_a_silent_connection_of_a_revoked_key_is_cut_off(context: Any, fleet: Pa
     until(lambda: bool(silent.socket.poll(0, zmq.POLLOUT)), one.learner.advance)
     lost = disconnections(silent)
     (fleet / "authorized" / "workers" / "spare.key").unlink()
-    revoked = time.monotonic()
+    revoked = Stopwatch()
     until(lambda: bool(lost.poll(0)), one.learner.advance)
-    assert time.monotonic() - revoked < CUT_SECONDS
+    assert revoked.seconds < CUT_SECONDS, revoked
     silent.socket.disable_monitor()
     silent.close()
     lost.close()
@@ -199,11 +194,15 @@ def test_a_learner_with_a_revoked_key_is_cut_off(context: Any, fleet: Path, serv
 
     until(lambda: worker.sequence[0] >= 20, step)
     (fleet / "authorized" / "learners" / "learner.key").unlink()
-    revoked = time.monotonic()
-    until(lambda: time.monotonic() - revoked > CUT_SECONDS, step)
-    answered = worker.sequence[0]
-    until(lambda: time.monotonic() - revoked > CUT_SECONDS + 2.0, step)
-    assert worker.sequence[0] == answered, "nobody answers any more"
+    revoked, last = Stopwatch(), [worker.sequence[0], Stopwatch()]
+
+    def silent() -> bool:
+        if worker.sequence[0] != last[0]:
+            last[:] = worker.sequence[0], Stopwatch()
+        return last[1].elapsed > 2.0 and revoked.elapsed > CUT_SECONDS
+
+    until(silent, step)
+    assert revoked.seconds - last[1].seconds < CUT_SECONDS, "nobody answers any more"
     worker.close()
 
 
@@ -215,7 +214,7 @@ def test_a_worker_s_key_does_not_open_the_learners_endpoint(context: Any, fleet:
         client.setsockopt(zmq.IMMEDIATE, 1)
         client.curve_publickey, client.curve_secretkey, client.curve_serverkey = *pair, server.public
         client.connect(getattr(one.config.broker, role))
-        assert bool(client.poll(5000 if admitted else 1000, zmq.POLLOUT)) is admitted
+        assert bool(client.poll(int(PATIENCE * 1000) if admitted else 1000, zmq.POLLOUT)) is admitted
         client.close(linger=0)
 
 
@@ -226,9 +225,8 @@ def test_plain_zmtp_gets_nothing(fleet: Path, served: Any) -> None:
     head = encode(Kind.STATUS)
     peer.settimeout(0.01)
     got = b""
-    ended = time.monotonic() + 8.0  # the handshake must be over within 5 s
-    closed = False
-    while not closed and time.monotonic() < ended:
+    watch, closed = Stopwatch(), False
+    while not closed and watch.elapsed < PATIENCE:
         one.learner.advance()
         try:
             peer.sendall(b"\x00" + bytes([len(head)]) + head)
@@ -238,7 +236,8 @@ def test_plain_zmtp_gets_nothing(fleet: Path, served: Any) -> None:
             continue
         except ConnectionError:
             closed = True
-    assert closed and len(got) <= 64, "at most the server's own greeting"
+    assert closed and watch.seconds < 8.0, f"the handshake must be over within 5 s: {watch}"
+    assert len(got) <= 64, "at most the server's own greeting"
     assert one.learner.source.counters.get("malformed_head", 0) == 0 and one.learner.source.workers() == 0
     peer.close()
 
@@ -300,8 +299,8 @@ def test_connections_are_bounded_and_come_free_again(context: Any, served: Any) 
 
 def test_idle_connections_end_by_themselves(fleet: Path, served: Any) -> None:
     one = served(SecuritySection(keys=str(fleet)), "process")
-    peer = connected(one.config.broker.bind)
-    assert closed_by_peer(peer), "no handshake within 5 s"
+    peer, watch = connected(one.config.broker.bind), Stopwatch()
+    assert closed_by_peer(peer) and watch.seconds < 8.0, f"no handshake within 5 s: {watch}"
     peer.close()
 
 
@@ -328,7 +327,7 @@ def test_keys_work_on_ipc_too(context: Any, fleet: Path, tmp_path: Path) -> None
 
 def test_a_dead_admission_takes_its_owner_down(context: Any, fleet: Path) -> None:
     security = SecuritySection(keys=str(fleet))
-    broker = BrokerSection(bind=f"tcp://127.0.0.1:{free_port()}")
+    broker = BrokerSection(bind=f"tcp://127.0.0.1:{free_ports(1)[0]}")
     with Admission(context, broker, security) as admission:
         server = sockets.worker_facing(context, broker, security, admission.monitor(keys.WORKERS))
         traffic = admission.traffic(keys.WORKERS)
@@ -376,8 +375,8 @@ def test_a_flood_of_idle_connections_costs_the_broker_little(tmp_path: Path) -> 
                 before = pair.answered
                 pair.rate(1.0)
                 assert pair.answered > before, "the admitted worker is served in the flood"
-                cpu, began = cpu_seconds(pid), time.monotonic()
+                cpu, began = cpu_seconds([pid]), time.monotonic()
                 threading.Event().wait(7.0)  # nobody works: all that the broker does is for the flood, reconnects too
-                assert cpu_seconds(pid) - cpu < 0.1 * (time.monotonic() - began)
+                assert cpu_seconds([pid]) - cpu < 0.1 * (time.monotonic() - began)
         finally:
             pair.close()

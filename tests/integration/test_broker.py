@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from pipeline.config.tree import BrokerSection, Config, EnvironmentSection, Lear
 from pipeline.protocol import Kind
 from pipeline.requests import Joined, Left
 from pipeline.sources import BrokerSource
-from tests.integration.peers import EchoLearner, FakeWorker, finish, in_thread, pause, until
+from tests.integration.peers import PATIENCE, EchoLearner, FakeWorker, finish, in_thread, pause, until
+from tests.runs import Stopwatch
 
 pytestmark = pytest.mark.integration
 
@@ -83,12 +83,12 @@ def test_five_kills_under_load_each_resumed_and_nothing_is_lost_or_answered_twic
         process.kill()
         process.communicate()
         process = start_process(config)
-        marks, start = [max(worker.sequence.values()) + 3 for worker in workers], time.monotonic()
+        marks, watch = [max(worker.sequence.values()) + 3 for worker in workers], Stopwatch()
         until(
             lambda: all(min(w.sequence.values()) >= m for w, m in zip(workers, marks, strict=True)),  # noqa: B023
             lambda: advance(learner, workers),
         )
-        longest = max(longest, time.monotonic() - start)
+        longest = max(longest, watch.seconds)
     assert longest < 10.0
     for worker in workers:
         assert worker.wrong == [] and not worker.refused
@@ -97,7 +97,7 @@ def test_five_kills_under_load_each_resumed_and_nothing_is_lost_or_answered_twic
     assert [x for x in learner.events if isinstance(x, Left)] == []
     assert len([x for x in learner.events if isinstance(x, Joined)]) == 4, "what was admitted is not asked again"
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=PATIENCE)
     for worker in workers:
         worker.close()
     learner.source.close()
@@ -131,12 +131,11 @@ def test_twenty_restarts_of_one_worker_under_load_are_served_twenty_times(tmp_pa
     old: list[FakeWorker] = []
     for run in range(1, 21):
         worker = FakeWorker(context, config, "same", run, [1], steps=3)
-        until(lambda: worker.done, lambda: advance(learner, [other, worker]), seconds=5.0)  # noqa: B023
+        until(lambda: worker.done, lambda: advance(learner, [other, worker]))  # noqa: B023
         old.append(worker)
     until(
         lambda: all(any(x.kind == Kind.REFUSED for x in worker.said) for worker in old[:-1]),
         lambda: [worker.advance() for worker in old] and pause(),  # type: ignore[func-returns-value, arg-type, return-value]
-        seconds=5.0,
     )
     assert not old[-1].refused and {worker.index for worker in old} == {old[-1].index}
     assert other.wrong == [] and min(other.sequence.values()) > 20
@@ -181,13 +180,13 @@ def test_a_signal_ends_it_and_frees_the_port(tmp_path: Path, peers: bool) -> Non
     workers = [FakeWorker(context, config, "w", 1, [1], steps=3)] if peers else []
     if learner is not None:
         until(lambda: workers[0].done, lambda: advance(learner, workers))
-    start = time.monotonic()
+    watch = Stopwatch()
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=10)
-    assert time.monotonic() - start < 5.0 and process.returncode == 128 + signal.SIGTERM, errors
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert watch.seconds < 5.0 and process.returncode == 128 + signal.SIGTERM, errors
     again = start_process(config)
     again.send_signal(signal.SIGINT)
-    again.communicate(timeout=10)
+    again.communicate(timeout=PATIENCE)
     assert again.returncode == 128 + signal.SIGINT
     for worker in workers:
         worker.close()

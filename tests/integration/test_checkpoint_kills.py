@@ -43,7 +43,7 @@ def test_kills_at_random_moments_while_saving(tmp_path: Path, caplog: pytest.Log
             saver.wait(rng.random() * 0.01)
         saver.kill()
         reported = int((saver.stdout.read().split() or [reported])[-1])
-        saver.wait(10)
+        saver.wait(60)
         saver.stdout.close()
         checkpoint = load_latest(tmp_path)
         assert checkpoint is not None and checkpoint.meta["version"] in (reported, reported + 1)

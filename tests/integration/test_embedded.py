@@ -23,7 +23,7 @@ from pipeline.store.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.integration
 
-LIMIT_SECONDS = 10.0
+LIMIT_SECONDS = 60.0
 
 
 def client_of(server: EmbeddedServer) -> redis.Redis:

@@ -38,6 +38,7 @@ from tests.fuzz import mutations
 from tests.integration.peers import PATIENCE, EchoLearner, FakeWorker, until
 from tests.integration.test_broker import SCRIPT, make_config
 from tests.integration.test_semantics import Pipeline
+from tests.runs import Stopwatch
 
 pytestmark = pytest.mark.integration
 
@@ -174,7 +175,7 @@ class Stage:
             worker.advance()
         if self.served.welcomed and self.spoiled.welcomed:
             self.attack.say_ready()
-            self.attack.listen()
+        self.attack.listen()
         self.learner.advance(0.001)
 
     def status(self) -> dict[str, Any]:
@@ -198,17 +199,17 @@ class Stage:
         }
 
     def end(self) -> int:
-        """Stops the broker and closes all; its exit code."""
+        """Stops the broker, reads what it still says (else ZeroMQ may abort this process), and closes all; its code."""
         self.broker.terminate()
         try:
-            code = self.broker.wait(timeout=10)
+            until(lambda: self.broker.poll() is not None, self.go_on)
         finally:
             self.broker.kill()
             self.broker.wait()
             for one in [*self.workers, self.attack, self.learner.source]:
                 one.close()
             self.context.destroy(linger=0)
-        return code
+        return self.broker.returncode
 
 
 class Memory:
@@ -234,33 +235,33 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         made.end()
 
 
-@pytest.mark.timeout(max(120, MESSAGES // 50))
+@pytest.mark.timeout(max(300, MESSAGES // 50))
 def test_spoilt_messages_at_a_broker(stage: Stage) -> None:
     attack, served, learner = stage.attack, stage.served, stage.learner
     memory = Memory(stage.broker.pid)
     steps: list[tuple[float, int]] = []
     until(lambda: served.welcomed and stage.spoiled.welcomed, stage.go_on)
+    watch = Stopwatch()
     while (spoilt := sum(attack.sent[how] for how in mutations.HOW)) < MESSAGES:
         for _ in range(10):
             attack.one()
         stage.go_on()
         memory.look()
         steps.append((time.monotonic(), served.sequence[0]))
-    found = stage.status()
+    held_up, found = watch.held_up, stage.status()
     looked_at = sum(found["messages"].values())
     refused = sum(n for name, n in found["counters"].items() if name.startswith("malformed_") or name in REFUSALS)
-    own_pause = max(after - before for (before, _), (after, _) in itertools.pairwise(steps))
+    own_pause, served_steps = max(b - a for (a, _), (b, _) in itertools.pairwise(steps)), steps[-1][1]
     print(
         f"\nbroker: {spoilt} spoilt messages ({dict(attack.sent)}) of {looked_at} that it looked at: "
         f"{refused} refused, {looked_at - refused} taken; memory +{memory.growth / 2**20:.1f} MB; "
-        f"the worker that was served made {steps[-1][1]} steps, its longest pause {longest_pause(steps):.2f} s "
-        f"(of the test itself {own_pause:.2f} s); "
-        f"answers {dict(attack.answers)}; {found['counters']}"
+        f"the worker that was served made {served_steps} steps, its longest pause {longest_pause(steps):.2f} s "
+        f"(of the test itself {own_pause:.2f} s); answers {dict(attack.answers)}; {found['counters']}"
     )
     assert refused >= attack.sent["truncated"] + attack.sent["flipped"] // 10, "a truncated one is never valid"
     assert memory.growth < GROWTH_BYTES
     assert served.wrong == [] and learner.errors == [] and not served.refused and not served.drained
-    assert steps[-1][1] > len(steps) / 20 and longest_pause(steps) < 5.0 + own_pause
+    assert served_steps > looked_at / 200 and longest_pause(steps) < 5.0 + own_pause + held_up
     late = stage.worker("late", 2**61 + 3, [1], steps=20)
     until(lambda: late.done, stage.go_on)
     assert stage.end() == 143 and "Traceback" not in stage.log.read_text()
@@ -354,7 +355,7 @@ class Reader:
 SMALL = {"unroll_length": 4, "batch_size": 2}
 
 
-@pytest.mark.timeout(max(120, MESSAGES // 50))
+@pytest.mark.timeout(max(300, MESSAGES // 50))
 def test_spoilt_unrolls_in_the_fifo(shared_redis: EmbeddedServer, prefix: str) -> None:
     reader = Reader(shared_redis, prefix, training=SMALL)
     feed = reader.path.feed
@@ -377,7 +378,7 @@ def test_spoilt_unrolls_in_the_fifo(shared_redis: EmbeddedServer, prefix: str) -
     assert ledger["waiting"]["prefetch"] <= 8 and memory.growth < GROWTH_BYTES
 
 
-@pytest.mark.timeout(max(120, MESSAGES // 50))
+@pytest.mark.timeout(max(300, MESSAGES // 50))
 def test_spoilt_unrolls_in_the_replay(shared_redis: EmbeddedServer, prefix: str) -> None:
     replay: dict[str, Any] = {"capacity": 1000, "min_size": 1, "samples_per_insert": 1000.0, "hold_inserts": False}
     replay["priority_exponent"] = 0.0  # each is drawn as often as any other, so that all are drawn soon

@@ -19,10 +19,11 @@ from pipeline.requests import Joined, Left, Reply, StepRequest
 from pipeline.rows import FIRST, ROW
 from pipeline.sources import BrokerSource
 from pipeline.spaces import Spaces
-from tests.integration.peers import until
+from tests.integration.peers import PATIENCE, until
 from tests.integration.test_broker import make_config, start_process
+from tests.runs import Stopwatch
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[2]
 CLIENTS, STEPS, BATCH = 500, 10, 32
@@ -67,11 +68,11 @@ class Learner:
 def play(config: Config, learner: Learner, clients: int) -> dict[str, Any]:
     """A fleet from its start to its end; what it says."""
     settings = [f"broker.bind={config.broker.bind}", "workers.envs=2", "workers.groups=2"]
-    command = [sys.executable, "-m", "tests.fleet", "--config", "cartpole_vtrace", "--clients", str(clients)]
-    command += ["--steps", str(STEPS), "--deadline", "120", *(word for value in settings for word in ("--set", value))]
+    command = [sys.executable, "-m", "benchmarks.fleet", "--config", "cartpole_vtrace", "--clients", str(clients)]
+    command += ["--steps", str(STEPS), "--deadline", "240", *(word for value in settings for word in ("--set", value))]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as fleet:
         try:
-            until(lambda: fleet.poll() is not None, learner.advance, 140.0)
+            until(lambda: fleet.poll() is not None, learner.advance, 260.0)
             until(lambda: len(learner.left) == clients, learner.advance)
         finally:
             fleet.kill()
@@ -82,20 +83,22 @@ def play(config: Config, learner: Learner, clients: int) -> dict[str, Any]:
 
 
 def test_five_hundred_workers_join_at_once(tmp_path: Path) -> None:
-    config = make_config(tmp_path, lease_seconds=20.0, heartbeat_seconds=1.0)
+    config = make_config(tmp_path, lease_seconds=60.0, heartbeat_seconds=1.0)
     broker = start_process(config)
     context = zmq.Context()
     learner = Learner(BrokerSource(config, context, "learner", 2 * CLIENTS))
+    watch = Stopwatch()
     try:
         line = play(config, learner, CLIENTS)
+        held_up = watch.held_up
     finally:
         learner.source.close()
         context.destroy(linger=0)
         broker.terminate()
-        broker.communicate(timeout=10)
+        broker.communicate(timeout=PATIENCE)
     print(line)
     assert line["joined"] == line["together"] == line["left"] == CLIENTS, "an index for each"
-    assert line["join_seconds"] < JOIN_SECONDS
+    assert line["join_seconds"] - held_up < JOIN_SECONDS, watch
     assert line["failures"] == {} and line["replies"] >= 2 * STEPS * CLIENTS
     assert not learner.errors
     assert set(learner.joins.values()) == {1} and len({hello.worker_id for hello in learner.hellos.values()}) == CLIENTS

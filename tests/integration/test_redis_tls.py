@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from pipeline.errors import StoreError, UnreachableError
 from pipeline.stopping import StopToken
 from pipeline.store.redis_client import RedisLink, RedisServer
+from tests.runs import free_ports
 
 SERVER, OPENSSL = shutil.which("redis-server"), shutil.which("openssl")
 
@@ -28,9 +28,7 @@ PASSWORD = "staple-battery-4410"
 @pytest.fixture
 def tls_port(tmp_path: Path) -> Iterator[int]:
     """A Redis with TLS only, the user ``trainer`` for ``mine:*`` and no other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    (port,) = free_ports(1)
     certificate = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     certificate += " -addext subjectAltName=DNS:localhost -keyout key.pem -out cert.pem"
     subprocess.run([str(OPENSSL), *certificate.split()], cwd=tmp_path, check=True, capture_output=True)

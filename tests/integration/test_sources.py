@@ -18,7 +18,8 @@ from pipeline.errors import ConfigError
 from pipeline.protocol import Cause, Kind, Report, encode
 from pipeline.requests import Joined, Left, Reported
 from pipeline.sources import BrokerSource, EmbeddedSource
-from tests.integration.peers import EchoLearner, FakeWorker, finish, in_thread, until
+from tests.integration.peers import PATIENCE, EchoLearner, FakeWorker, finish, in_thread, until
+from tests.runs import Stopwatch
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +32,7 @@ MakeSource = Callable[[], EmbeddedSource | BrokerSource]
 
 def make_config(folder: Path, placement: str, **broker: Any) -> Config:
     endpoints = {"bind": f"ipc://{folder}/w", "learner_bind": f"ipc://{folder}/l"}
-    section = BrokerSection(**{"heartbeat_seconds": 0.2, "lease_seconds": 1.5, **endpoints, **broker})
+    section = BrokerSection(**{"heartbeat_seconds": 0.2, "lease_seconds": 5.0, **endpoints, **broker})
     return Config(
         environment=EnvironmentSection(id="none"),
         broker=section.model_copy(update={"placement": placement}),
@@ -81,7 +82,7 @@ def _serve(config: Config, stop: Any) -> None:
     assert serve(config, stop) == 0
 
 
-def play(learner: EchoLearner, workers: list[FakeWorker], seconds: float = 60.0) -> None:
+def play(learner: EchoLearner, workers: list[FakeWorker], seconds: float = PATIENCE) -> None:
     """Until every worker has made its steps."""
 
     def step() -> None:
@@ -152,9 +153,9 @@ def test_five_environments_at_batch_32_get_their_first_action_within_a_second(st
         learner.advance()
 
     until(lambda: worker.welcomed, step)
-    start = time.monotonic()
+    watch = Stopwatch()
     play(learner, workers)
-    assert time.monotonic() - start < 1.0
+    assert watch.seconds < 1.0, watch
     close(workers)
 
 
@@ -169,18 +170,18 @@ def test_sixty_of_64_groups_vanish_and_four_keep_stepping(stage: Stage) -> None:
         worker.close()
     for worker in left:
         worker.steps = 60
-    play(learner, left, seconds=20.0)
+    play(learner, left)
     play_until_left(learner, left, count=60)
     assert {x.reason for x in learner.events if isinstance(x, Left)} == {"lease"}
     assert all(worker.wrong == [] for worker in left) and learner.source.workers() == 4
     close(left)
 
 
-@pytest.mark.timeout(max(120, REQUESTS // 50))
+@pytest.mark.timeout(max(300, REQUESTS // 50))
 def test_no_request_stays_unanswered(stage: Stage) -> None:
     learner = EchoLearner(stage.make_source())
     workers = [FakeWorker(stage.context, stage.config, f"w{i}", i + 1, [1, 1], steps=REQUESTS // 8) for i in range(4)]
-    play(learner, workers, seconds=max(100.0, REQUESTS / 60))
+    play(learner, workers, seconds=max(PATIENCE, REQUESTS / 60))
     assert sum(len(a) for worker in workers for a in worker.answers.values()) == REQUESTS
     assert learner.errors == [] and all(worker.wrong == [] for worker in workers)
     close(workers)
@@ -196,9 +197,9 @@ def test_a_learner_that_restarts_serves_the_same_workers(stage: Stage) -> None:
         worker.steps = 50
         worker.advance()
     learner = EchoLearner(stage.make_source())
-    start = time.monotonic()
-    play(learner, workers, seconds=20.0)
-    assert time.monotonic() - start < 15.0
+    watch = Stopwatch()
+    play(learner, workers)
+    assert watch.seconds < 15.0, watch
     assert [worker.index for worker in workers] == indices and all(worker.wrong == [] for worker in workers)
     assert sorted(x.run for x in learner.events if isinstance(x, Joined)) == [1, 2, 3]
     close(workers)
@@ -225,6 +226,28 @@ def test_credit_is_kept_and_zero_credit_gives_events_only(stage: Stage) -> None:
     play(learner, workers)
     assert learner.errors == []
     close(workers)
+
+
+def test_a_learner_grants_credit_seldom_but_before_a_large_request_waits(stage: Stage) -> None:
+    """Each grant is a message; a request of more rows than half of the credit must not wait for one."""
+    learner, began = EchoLearner(stage.make_source()), time.monotonic()
+    small = FakeWorker(stage.context, stage.config, "small", 1, [1], steps=200)
+    play(learner, [small])
+    small.send(Kind.STATUS)
+
+    def step() -> None:
+        small.advance()
+        learner.advance()
+
+    until(lambda: any(x.kind == Kind.STATUS_REPLY for x in small.said), step)
+    (said,) = (x.fields[0]["messages"]["learners"] for x in small.said if x.kind == Kind.STATUS_REPLY)
+    ready = (time.monotonic() - began) / stage.config.broker.heartbeat_seconds
+    assert said == 0 or 200 <= said < 200 + 2 * 200 / 16 + 2 * ready + 10, "answers and READY, and hardly any CREDIT"
+    large = FakeWorker(stage.context, stage.config, "large", 2, [27], steps=20)
+    small.steps = 400
+    play(learner, [small, large])
+    assert learner.errors == [] and large.wrong == [] and small.wrong == []
+    close([small, large])
 
 
 def test_held_back_reports_and_dismissal(stage: Stage) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,10 @@ from pipeline.stopping import StopToken
 from tests.counter_env import LEAK_BYTES
 from tests.integration.supervised import Running, config_of
 from tests.mini_broker import MiniBroker, Tally
+from tests.runs import Stopwatch
 from workers.supervisor import Supervisor
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,7 +39,7 @@ def test_groups_step_and_a_stop_delivers_all_that_was_taken(broker):
     with Running(config_of(broker)) as worker:
         broker.until(lambda: broker.transitions > 1000)
         worker.stop.stop("test")
-        assert worker.ended(10) == 0
+        assert worker.ended() == 0
     (run,) = broker.runs.values()
     (bye,) = broker.byes.values()
     assert bye.taken == run.transitions and bye.dropped == {} and bye.faults == {}
@@ -63,7 +63,7 @@ def test_large_observations_are_not_torn():
         config = config_of(broker, envs=24, groups=2)  # 12 frames of 84 x 84: above the size that is copied
         config = config.model_copy(update={"environment": config.environment.model_copy(update=ATARI)})
         with Running(config):
-            broker.until(lambda: broker.transitions > 240, seconds=60)
+            broker.until(lambda: broker.transitions > 240)
         (run,) = broker.runs.values()
         assert next(iter(broker.byes.values())).taken == run.transitions
         assert all(len(np.unique(leaves[0])) > 1 for _, _, leaves in run.rows)
@@ -76,7 +76,7 @@ def test_dismissal_by_the_learner_ends_with_0(broker):
     with Running(config_of(broker)) as worker:
         broker.until(lambda: broker.transitions > 100)
         broker.dismissed = True
-        assert worker.ended(10) == 0
+        assert worker.ended() == 0
     (run,) = broker.runs.values()
     assert next(iter(broker.byes.values())).taken == run.transitions
 
@@ -85,13 +85,13 @@ def test_dismissal_by_the_learner_ends_with_0(broker):
 def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     once = {"fault": fault, "at": 3, "episode": 3, "once": str(tmp_path / "once")}
-    # The second holds for the start of a child's interpreter too, which takes seconds on a busy machine.
-    limits = {"step_timeout_seconds": 1.0, "reset_timeout_seconds": 10.0}
+    # Whoever is not served by a busy machine for so long hangs as well; the second holds for a child's start too.
+    limits = {"step_timeout_seconds": 5.0, "reset_timeout_seconds": 20.0}
     with (
         Running(config_of(broker, {"step_seconds": 0.001}, worker="other")),
         Running(config_of(broker, once, worker="sick", limits=limits)),
     ):
-        broker.until(lambda: sum(hello.worker_id == "sick" for hello in broker.hellos) >= 2, seconds=60.0)
+        broker.until(lambda: sum(hello.worker_id == "sick" for hello in broker.hellos) >= 2)
         again = broker.hellos[-1]
         broker.until(lambda: broker.runs[again.run].transitions > 200)
         broker.until(lambda: broker.runs[again.run].report is not None)
@@ -149,13 +149,13 @@ def test_environments_that_leak_are_ended_in_order_and_made_anew(broker, tmp_pat
 
 def test_environments_that_never_fit_spend_the_budget(broker, caplog):
     with Running(config_of(broker, limits={"max_memory_bytes": 2**20, "fault_budget": 2})) as worker:
-        assert worker.ended(60) == 3
+        assert worker.ended() == 3
     assert "fault_budget = 2 faults in ten minutes is spent: the environments' process has" in caplog.text
 
 
 def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(broker, caplog):
     with Running(config_of(broker, {"fault": "raise"}, limits={"fault_budget": 2})) as worker:
-        assert worker.ended(60) == 3
+        assert worker.ended() == 3
     assert len(broker.hellos) == 3
     assert "fault_budget = 2" in caplog.text and "the counter was told to fail at step 3" in caplog.text
     last = broker.hellos[-1].run
@@ -211,7 +211,7 @@ def test_a_broker_that_restarts_is_joined_again_and_nothing_is_lost(tmp_path):
             (before,) = broker.runs.values()
             number = next(iter(broker.runs))
             broker = MiniBroker(endpoint)
-            broker.until(lambda b=broker: b.transitions > 200, seconds=10)
+            broker.until(lambda b=broker: b.transitions > 200)
             (after,) = broker.runs.values()
             assert next(iter(broker.runs)) == number and after.worker == before.worker
             for group in (0, 1):
@@ -220,7 +220,7 @@ def test_a_broker_that_restarts_is_joined_again_and_nothing_is_lost(tmp_path):
                     known = before.delivered[group, int(record["environment"])]
                     assert known <= record["index"] <= known + 1
         worker.stop.stop("test")
-        assert worker.ended(10) == 0
+        assert worker.ended() == 0
     broker.close()
     assert broker.byes[number].taken == after.transitions
 
@@ -234,8 +234,8 @@ def test_a_lost_reply_is_asked_for_again(broker):
 
 
 def test_slow_environments_keep_their_lease_and_their_connection(broker):
-    with Running(config_of(broker, {"step_seconds": 0.4}, envs=16, run={"drain_timeout_seconds": 20.0})):
-        broker.until(lambda: broker.transitions >= 16)  # 3.2 s for a step of a group: longer than a silence
+    with Running(config_of(broker, {"step_seconds": 0.8}, envs=16)):
+        broker.until(lambda: broker.transitions >= 16)  # 6.4 s for a step of a group: longer than a silence
         (run,) = broker.runs.values()
         beats = broker.heartbeats
         broker.until(lambda: broker.transitions >= 32)
@@ -245,7 +245,7 @@ def test_slow_environments_keep_their_lease_and_their_connection(broker):
 
 def test_an_environment_that_forks_at_every_step(broker):
     with Running(config_of(broker, {"fault": "fork"})) as worker:
-        broker.until(lambda: broker.transitions >= 50, seconds=60.0)
+        broker.until(lambda: broker.transitions >= 50)
         worker.stop.stop("test")
         assert worker.ended() == 0
     assert len(broker.hellos) == 1, "nothing was made anew"
@@ -257,25 +257,24 @@ def test_a_hang_at_the_drain_is_killed_in_time(broker):
     kwargs = {"fault": "hang_gil", "episode": 2}
     with Running(config_of(broker, kwargs, run={"drain_timeout_seconds": 1.5})) as worker:
         broker.until(lambda: broker.transitions >= 7)
-        begin = time.monotonic()
+        watch = Stopwatch()
         worker.stop.stop("test")
-        assert worker.ended(10) == 0
-        assert time.monotonic() - begin < 5
+        assert worker.ended() == 0
+        assert watch.seconds < 5, watch
     (run,) = broker.runs.values()
     (bye,) = broker.byes.values()
     assert bye.taken >= run.transitions
 
 
 def test_an_environment_that_hangs_in_close_is_ended_and_all_is_delivered(broker, caplog):
-    with Running(config_of(broker, {"fault": "hang_close"}, run={"drain_timeout_seconds": 1.5})) as worker:
+    with Running(config_of(broker, {"fault": "hang_close"}, run={"drain_timeout_seconds": 6.0})) as worker:
         broker.until(lambda: broker.transitions > 100)
         worker.stop.stop("test")
-        assert worker.ended(10) == 0
+        assert worker.ended() == 0
     assert next(iter(broker.byes.values())).taken == broker.transitions
     assert "closing of environment" in caplog.text and "in misbehave" in caplog.text, "the stack stands in the log"
 
 
-@pytest.mark.timeout(240)
 def test_twenty_restarts_under_load_are_all_served(broker):
     with Running(config_of(broker, worker="steady")):
         for number in range(20):
@@ -288,5 +287,5 @@ def test_twenty_restarts_under_load_are_all_served(broker):
             run = next(r for r in reversed(broker.runs.values()) if r.hello.worker_id == "restarted")
             broker.until(lambda run=run: run.transitions > 20)
             worker._stop.stop("test")
-            thread.join(10)
+            thread.join(120)
             assert not thread.is_alive()

@@ -22,8 +22,10 @@ import pytest
 from pipeline.folders import sweep
 from tests.processes import processes_of
 
-END_SECONDS = 5.0
+GONE_SECONDS = 30.0
 """A process that was killed or lost its parent may take so long to go."""
+SLOWER = 4.0
+"""The machine may be so many times slower than the one for which a test says how long it waits."""
 
 
 class Commands:
@@ -55,8 +57,8 @@ class Commands:
         return process
 
     def run(self, *arguments: str, timeout: float = 120.0, **variables: str) -> subprocess.CompletedProcess[str]:
-        """A process that ends by itself within ``timeout`` seconds."""
-        process = self.start(*arguments, **variables)
+        """A process that ends by itself within ``timeout`` seconds, or later where the machine is slow."""
+        process, timeout = self.start(*arguments, **variables), SLOWER * timeout
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -75,7 +77,7 @@ class Commands:
 
     def forget_sockets(self) -> None:
         """Removes what a killed run has left, as the next run does; waits for those of its processes that are dying."""
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + GONE_SECONDS
         while self.alive() and time.monotonic() < deadline:
             threading.Event().wait(0.05)
         sweep(self.temporary)
@@ -102,7 +104,7 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     try:
         yield runner
         left = runner.alive()
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + GONE_SECONDS
         while left and time.monotonic() < deadline:
             left = runner.alive()
         files = [str(path.relative_to(temporary)) for path in temporary.iterdir()]
@@ -115,13 +117,13 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], object], float, str], None]:
-    """Waits for something that another process does."""
+    """Waits for something that another process does, for so many seconds, or more where the machine is slow."""
 
     def wait(condition: Callable[[], object], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SLOWER * seconds
         while not condition():
             if time.monotonic() > deadline:
-                pytest.fail(f"not within {seconds:g} s: {what}", pytrace=False)
+                pytest.fail(f"not within {SLOWER * seconds:g} s: {what}", pytrace=False)
             threading.Event().wait(0.05)
 
     return wait

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -20,9 +19,9 @@ from pipeline.config.tree import BrokerSection, SecuritySection
 from pipeline.protocol import Kind, encode
 from pipeline.sockets import worker_socket
 from pipeline.store.embedded import EmbeddedServer
-from tests.runs import settings, summary
+from tests.runs import END_SECONDS, PATIENT, free_ports, settings, summary
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.system
 
 PRESET = "cartpole_vtrace"
 REPOSITORY = str(Path(__file__).parents[2])
@@ -37,6 +36,7 @@ SMALL = settings(
     "evaluation.solved_return=null",
     "broker.heartbeat_seconds=0.5",
     "broker.lease_seconds=3",
+    PATIENT,
 )
 START_SECONDS = 90.0
 NAMED_SECONDS = 30.0
@@ -56,21 +56,47 @@ class Run:
         found = self.commands.run("status", "run", *options)
         return (json.loads(found.stdout) if "--json" in options else found.stdout) if found.returncode == 0 else None
 
-    def names(self, component, words="", seconds=NAMED_SECONDS):
-        """Waits until status names the component with these words; gives the status."""
+    def tells(self, condition, what, seconds=NAMED_SECONDS):
+        """Waits until status is as wanted, and there is a broker to ask; gives the status."""
         found = [None]
 
-        def named():
+        def asked():
             found[0] = self.status("--json")
-            bottleneck = (found[0] or {}).get("bottleneck") or {}
-            return bottleneck.get("component") == component and words in bottleneck["why"]
+            return found[0] is not None and condition(found[0])
 
         try:
-            self.until(named, seconds, f"status names {component}")
+            self.until(asked, seconds, what)
         except BaseException:
             print({name: (found[0] or {}).get(name) for name in ("bottleneck", "stages")})
             raise
         return found[0]
+
+    def names(self, component, words="", seconds=NAMED_SECONDS, longer_than=-1.0):
+        """Waits until status names the component with these words, for longer than so many seconds; gives the status.
+
+        What is named, and for how long, is of the last seconds: where others had the machine then, it comes again.
+        """
+
+        def named(status):
+            found = bottleneck(status)
+            named_so = found.get("component") == component and words in found["why"]
+            return named_so and found["since_seconds"] > longer_than
+
+        return self.tells(named, f"status names {component}", seconds)
+
+    def says(self, *words):
+        """Waits until status shows this."""
+        said = [""]
+
+        def shown():
+            said[0] = self.status() or ""
+            return all(one in said[0] for one in words)
+
+        try:
+            self.until(shown, NAMED_SECONDS, f"status says {words}")
+        except BaseException:
+            print(said[0])
+            raise
 
     def trains(self):
         self.until(lambda: summary(self.directory).get("updates", 0) > 2, START_SECONDS, "training")
@@ -78,28 +104,37 @@ class Run:
     def end(self):
         """What it said last."""
         self.process.send_signal(signal.SIGTERM)
-        output, _ = self.process.communicate(timeout=12)
+        output, _ = self.process.communicate(timeout=END_SECONDS)
         assert self.process.returncode == 143, output
         assert summary(self.directory)["ledger"]["error"] == 0
         return output
 
 
+def bottleneck(status):
+    """What it names, if anything."""
+    return status["bottleneck"] or {}
+
+
 def test_slow_environments(commands, until):
-    kwargs = json.dumps({"step_seconds": 0.02})
+    kwargs = json.dumps({"step_seconds": 0.05})
     run = Run(commands, until, "environment.id=tests.counter_env:Counter-v0", f"environment.kwargs={kwargs}")
     run.trains()
-    first = run.names("environments", "environments step ")
-    shares = first["stages"]["environments"]
-    assert shares["busy"] > 0.5 and sum(shares.values()) == pytest.approx(1.0)
-    assert first["stages"]["training"]["batches"] > 0.5
+    first = run.tells(
+        lambda status: (
+            bottleneck(status).get("component") == "environments"
+            and "environments step " in bottleneck(status)["why"]
+            and status["stages"]["environments"]["busy"] > 0.5
+            and status["stages"]["training"]["batches"] > 0.5
+        ),
+        "status names environments, by their shares",
+    )
+    assert sum(first["stages"]["environments"].values()) == pytest.approx(1.0)
     assert "workers.count" in first["bottleneck"]["advice"]
     assert all(0 <= worker["report"]["busy_percent"] <= 100 for worker in first["workers"])
 
-    since = first["bottleneck"]["since_seconds"]
-    until(lambda: run.names("environments")["bottleneck"]["since_seconds"] > since, 10, "it is so for longer")
-    said = run.status()
-    assert "bottleneck: environments, for " in said and "to scale: more workers" in said, said
-    assert summary(run.directory)["bottleneck"]["component"] == "environments"
+    run.names("environments", longer_than=first["bottleneck"]["since_seconds"])
+    run.says("bottleneck: environments, for ", "to scale: more workers")
+    until(lambda: bottleneck(summary(run.directory)).get("component") == "environments", NAMED_SECONDS, "the summary's")
 
     output = run.end()
     assert "bottleneck: environments, over the whole run; environments step " in output, output
@@ -123,11 +158,14 @@ def events_of(directory):
 
 
 @pytest.mark.parametrize(
-    ("slow", "component", "words"),
-    [("step_seconds", "inference", "inference is busy "), ("unroll_seconds", "training", "training waits for nothing")],
+    ("slow", "seconds", "component", "words"),
+    [
+        ("step_seconds", 0.2, "inference", "inference is busy "),
+        ("unroll_seconds", 1.0, "training", "training waits for nothing"),
+    ],
 )
-def test_slow_networks(commands, until, slow, component, words):
-    kwargs = json.dumps({slow: 0.2})
+def test_slow_networks(commands, until, slow, seconds, component, words):
+    kwargs = json.dumps({slow: seconds})
     run = Run(commands, until, "network.name=tests.slow_network:SlowNetwork", f"network.kwargs={kwargs}")
     run.trains()
     run.names(component, words)
@@ -164,7 +202,7 @@ def test_a_slow_store_and_one_that_is_away(commands, until):
             run.names("store", "learner and workers wait for the store: Redis does not serve, state timeout")
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        until(lambda: "does not serve" not in run.status("--json")["bottleneck"]["why"], NAMED_SECONDS, "it is back")
+        run.tells(lambda status: "does not serve" not in bottleneck(status).get("why", ""), "it is back")
         run.end()
 
 
@@ -172,11 +210,11 @@ def test_no_workers(commands, until):
     run = Run(commands, until, "workers.count=0")
     until(lambda: run.status("--json") is not None, START_SECONDS, "a broker to ask")
     first = run.names("workers", "the learner waits for workers: none is connected", START_SECONDS)
-    assert "bottleneck: workers, for " in run.status()
-    assert run.names("workers")["bottleneck"]["since_seconds"] > first["bottleneck"]["since_seconds"]
+    run.says("bottleneck: workers, for ")
+    run.names("workers", longer_than=first["bottleneck"]["since_seconds"])
     worker = commands.start("worker", "--config", PRESET, *SMALL, *settings(f"broker.bind={endpoint_of(run)}"))
     run.trains()
-    until(lambda: run.status("--json")["bottleneck"]["component"] != "workers", NAMED_SECONDS, "one is there")
+    run.tells(lambda status: bottleneck(status).get("component") != "workers", "one is there")
     os.kill(worker.pid, signal.SIGKILL)
     worker.communicate()
     run.names("workers", "none ")
@@ -189,10 +227,7 @@ def endpoint_of(run):
 
 
 def test_no_learner(commands, until):
-    with socket.socket() as front, socket.socket() as back:
-        for one in (front, back):
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in (front, back)]
+    ports = free_ports(2)
     bind = [f"broker.bind=tcp://127.0.0.1:{ports[0]}", f"broker.learner_bind=tcp://127.0.0.1:{ports[1]}"]
     broker = commands.start("broker", "--config", PRESET, *settings("broker.placement=process", *bind))
     found = []
@@ -205,10 +240,11 @@ def test_no_learner(commands, until):
     until(named, START_SECONDS, "the broker names the learner")
     before = found[0]["bottleneck"]
     assert before["why"] == "workers wait for a learner: none is connected" and "start the learner" in before["advice"]
-    assert named() and found[0]["bottleneck"]["since_seconds"] > before["since_seconds"]
+    longer = before["since_seconds"]
+    until(lambda: named() and found[0]["bottleneck"]["since_seconds"] > longer, NAMED_SECONDS, "it is so for longer")
     assert sum(found[0]["stages"]["broker"].values()) == pytest.approx(1.0)
     broker.send_signal(signal.SIGTERM)
-    broker.communicate(timeout=12)
+    broker.communicate(timeout=END_SECONDS)
 
 
 @contextmanager
@@ -243,9 +279,9 @@ def test_a_busy_broker_and_a_silent_learner(commands, until):
     values = ["environment.id=tests.counter_env:Counter-v0", f"environment.kwargs={kwargs}", "workers.envs=2"]
     run = Run(commands, until, "broker.placement=process", *values)
     run.trains()
-    until(lambda: "broker" in run.status("--json")["stages"], NAMED_SECONDS, "the broker's shares")
+    run.tells(lambda status: "broker" in status["stages"], "the broker's shares")
     with flood(endpoint_of(run)):
-        until(lambda: run.status("--json")["stages"]["broker"]["busy"] > 0.5, NAMED_SECONDS, "the broker is busy")
+        run.tells(lambda status: status["stages"]["broker"]["busy"] > 0.5, "the broker is busy")
     (learner,) = commands.find("learner --config")
     os.kill(learner, signal.SIGSTOP)
     try:
@@ -253,5 +289,5 @@ def test_a_busy_broker_and_a_silent_learner(commands, until):
         assert "learner is silent for " in why or "none is connected, learner was last heard of " in why, why
     finally:
         os.kill(learner, signal.SIGCONT)
-    until(lambda: run.status("--json")["bottleneck"]["component"] != "learner", NAMED_SECONDS, "it is back")
+    run.tells(lambda status: bottleneck(status).get("component") != "learner", "it is back")
     run.end()

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.runs import PATIENT, settings
+
 pytestmark = pytest.mark.system
 
 TRAINING, EVALUATING, EPISODES, TARGET = 8, 4, 8, 60.0
@@ -11,7 +13,8 @@ SETTINGS = [
     f"workers.envs={TRAINING}",
     "run.solved_return=null",
     "run.solved_episodes=100000",  # means over all episodes
-    "run.max_seconds=150",
+    "run.max_seconds=900",
+    PATIENT,
     "evaluation.workers=1",
     f"evaluation.envs={EVALUATING}",
     f"evaluation.episodes={EPISODES}",
@@ -21,7 +24,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("mode", ["greedy", "sample"])
 def test_vtrace_is_stopped_by_its_evaluation_environments(commands, mode):
-    words = [word for value in [*SETTINGS, f"evaluation.mode={mode}"] for word in ("--set", value)]
+    words = settings(*SETTINGS, f"evaluation.mode={mode}")
     result = commands.run("run", "cartpole_vtrace", *words, "--run-dir", "run", timeout=240)
     assert result.returncode == 0, result.stdout
     assert "solved after" in result.stdout

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +13,16 @@ import pytest
 from learner.checkpoint import load_latest
 from pipeline.config.tree import SecuritySection
 from pipeline.launch.status import ask
-from tests.runs import processor_seconds, settings, summary
+from tests.runs import END_SECONDS, PATIENT, Stopwatch, processor_seconds, settings, summary
 
 pytestmark = pytest.mark.system
 
 PRESET = "cartpole_vtrace"
 FROZEN = settings("training.optimizer.learning_rate=1e-30")
-BUSY = 3.0
-"""Load for each processor above which others keep the run waiting."""
 REPOSITORY = str(Path(__file__).parents[2])
-ENDLESS = settings("run.solved_return=null", "run.log_interval_seconds=0.5", "run.max_seconds=1000")
+ENDLESS = settings("run.solved_return=null", "run.log_interval_seconds=0.5", "run.max_seconds=2000", PATIENT)
 
 
-@pytest.mark.timeout(500)
 def test_a_run_that_plays_well_is_killed_and_plays_as_well_when_it_is_resumed(commands, until):
     """Weights and version come back: a mean return above 400 before, at least 350 after.
 
@@ -41,8 +36,9 @@ def test_a_run_that_plays_well_is_killed_and_plays_as_well_when_it_is_resumed(co
     run.send_signal(signal.SIGKILL)
     run.communicate()
     commands.forget_sockets()
+    assert "is gone, killed or with its machine, and did not end in order" in commands.run("status", "run").stdout
     before = summary(directory)
-    began = time.monotonic()
+    watch = Stopwatch()
     run = commands.start("run", PRESET, *arguments, *FROZEN, "--run-dir", "run", "--resume")
 
     def again():
@@ -51,33 +47,31 @@ def test_a_run_that_plays_well_is_killed_and_plays_as_well_when_it_is_resumed(co
         return found if found["startup_seconds"] != before["startup_seconds"] else {}
 
     until(lambda: again().get("loss") is not None, 90, "the first update")
-    took, load = time.monotonic() - began, os.getloadavg()[0] / (os.cpu_count() or 1)
-    print(f"first update {took:.1f} s after the start, load {load:.1f} for each processor")
-    assert took < 30 or load > BUSY
+    print(f"the first update took {watch}")
+    assert watch.seconds < 30
     resumed = again()["episodes"]
     # Of the episodes that begin together the short ones end first: the last 100 of 300 are those that tell.
     until(lambda: again()["episodes"] >= resumed + 300, 120, "300 episodes")
     assert again()["episode_return_mean"] >= 350
     run.send_signal(signal.SIGTERM)
-    output, _ = run.communicate(timeout=15)
+    output, _ = run.communicate(timeout=END_SECONDS)
     assert run.returncode == 143, output
     assert summary(directory)["ledger"]["error"] == 0
 
 
 def test_eval_samples_as_training_did_with_the_same_weights(commands):
-    """Weights that do not move: both means are of one policy, and differ by 5 % at most (three standard errors)."""
-    short = settings("run.solved_episodes=100000", "run.max_steps=60000")
+    """Weights that do not move: both means are of one policy, and differ by 5 % at most (five standard errors)."""
+    short = settings("run.solved_episodes=100000", "run.max_steps=140000")
     result = commands.run("run", PRESET, *ENDLESS, *FROZEN, *short, "--run-dir", "run", timeout=200)
     assert result.returncode == 0, result.stdout
     trained = summary(commands.cwd / "run")
-    played = commands.run("eval", "run", "--episodes", "2500", "--mode", "sample", "--json", timeout=120)
+    played = commands.run("eval", "run", "--episodes", "6000", "--mode", "sample", "--json", timeout=120)
     assert played.returncode == 0, played.stdout
     found = json.loads(played.stdout.splitlines()[-1])
-    assert trained["episodes"] > 2000 and found["mode"] == "sample" and found["episodes"] == 2500
+    assert trained["episodes"] > 5000 and found["mode"] == "sample" and found["episodes"] == 6000
     assert found["episode_return_mean"] == pytest.approx(trained["episode_return_mean"], rel=0.05)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("placement", ["embedded", "process"])
 def test_the_learner_dies_and_workers_say_so_and_stop_and_the_same_go_on(commands, until, placement):
     counted, endpoint = commands.cwd / "steps", f"ipc://{commands.cwd}/b"
@@ -97,15 +91,15 @@ def test_the_learner_dies_and_workers_say_so_and_stop_and_the_same_go_on(command
     until(lambda: load_saved(directory), 30, "a checkpoint")
 
     def run():
-        (one,) = ask(endpoint, SecuritySection())["workers"]
+        (one,) = ask(endpoint, SecuritySection(), END_SECONDS)["workers"]
         return one["run"], psutil.Process(worker.pid).children()
 
     before = run()
     learner.kill()
     learner.communicate()
-    died = time.monotonic()
+    watch = Stopwatch()
     assert any("not stepping" in line for line in worker.stdout)
-    assert time.monotonic() - died < 10
+    assert watch.seconds < 10, watch
     steps = counted.stat().st_size
     assert worker.poll() is None
     with pytest.raises(psutil.TimeoutExpired):
@@ -119,7 +113,7 @@ def test_the_learner_dies_and_workers_say_so_and_stop_and_the_same_go_on(command
     for process in (learner, worker, broker):
         if process is not None:
             process.terminate()
-            output, _ = process.communicate(timeout=12)
+            output, _ = process.communicate(timeout=END_SECONDS)
             assert process.returncode in (143, 0), output
     assert summary(directory)["ledger"]["error"] == 0
 
@@ -161,11 +155,11 @@ gymnasium.register("Odd-v0", entry_point=Odd)
 @pytest.mark.parametrize("space", ["Sequence(spaces.Discrete(2))", "Graph(spaces.Box(0, 1), None)", "Text(3)"])
 def test_a_space_that_is_not_supported_ends_a_worker_within_5_seconds(commands, space):
     (commands.cwd / "odd.py").write_text(SPACE.format(space=f"spaces.{space}"))
-    began, spent = time.monotonic(), processor_seconds()
+    watch, spent = Stopwatch(), processor_seconds()
     odd = settings("environment.id=odd:Odd-v0")
     result = commands.run("worker", "--config", PRESET, *odd, PYTHONPATH=f".:{REPOSITORY}")
     spent = processor_seconds() - spent
-    print(f"refused within {time.monotonic() - began:.1f} s, of which the processor worked {spent:.1f} s")
+    print(f"refused within {watch}; a processor worked {spent:.1f} s")
     assert result.returncode == 2 and "not supported" in result.stdout, result.stdout
     assert "MultiBinary" in result.stdout and "Dict" in result.stdout, result.stdout
     assert spent < 5, "what it takes where nothing else has the processor"

@@ -13,21 +13,21 @@ import pytest
 from pipeline.config.tree import SecuritySection
 from pipeline.launch.status import ask
 from tests.chaos.environment import FLAGS
-from tests.runs import settings, summary
+from tests.runs import END_SECONDS, PATIENT, Stopwatch, settings, summary
 
 pytestmark = pytest.mark.system
 
-STEP_SECONDS = 0.1
+STEP_SECONDS = 0.15
 """Environments sleep: what a worker can make depends on little else of the machine."""
-STEP_TIMEOUT_SECONDS = 16.0
-WINDOW_SECONDS = 12.0
-KEPT = 0.9
+STEP_TIMEOUT_SECONDS = 24.0
+WINDOW_SECONDS = 16.0
+KEPT, KEPT_BUSY = 0.9, 0.5
+"""Of what was possible; the second where others have the machine for all but a tenth of the time."""
 WORKERS = {"worker-0", "worker-1", "worker-2"}
 
 
-BUSY = 3.0
-"""Load for each processor above which a start takes from everybody."""
-CONTROL = "control"
+CONTROL, FREE = "control", "free"
+"""Somebody who only sleeps; and the share of the time in which nobody waited for the machine."""
 
 
 class Control:
@@ -62,15 +62,15 @@ class Taken:
 
     def workers(self):
         """What the broker says of each worker that has reported."""
-        return [one for one in ask(self._endpoint, SecuritySection())["workers"] if one["report"]]
+        return [one for one in ask(self._endpoint, SecuritySection(), END_SECONDS)["workers"] if one["report"]]
 
     def now(self):
         """Worker -> transitions of its present run; and ``CONTROL``."""
         return {one["worker_id"]: one["report"]["taken"] for one in self.workers()} | {CONTROL: self._control.steps}
 
     def rates(self, seconds, over=lambda: True):
-        """Worker -> transitions per second, over at least ``seconds`` and until ``over``."""
-        looks = []
+        """Worker -> transitions per second, over at least ``seconds`` and until ``over``; and ``FREE``."""
+        looks, watch = [], Stopwatch()
 
         def look():
             looks.append((time.monotonic(), self.now()))
@@ -78,10 +78,10 @@ class Taken:
 
         self._until(look, seconds + 60, "the end of the time over which rates are taken")
         (began, first), (ended, last) = looks[0], looks[-1]
-        return {name: (last[name] - first[name]) / (ended - began) for name in first.keys() & last.keys()}
+        rates = {name: (last[name] - first[name]) / (ended - began) for name in first.keys() & last.keys()}
+        return rates | {FREE: watch.seconds / watch.elapsed}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", ["hang", "hang_gil"])
 def test_other_workers_keep_their_rate_while_an_environment_hangs_and_is_made_anew(commands, until, control, fault):
     flags = commands.cwd / "flags"
@@ -93,7 +93,7 @@ def test_other_workers_keep_their_rate_while_an_environment_hangs_and_is_made_an
         f"environment.step_timeout_seconds={STEP_TIMEOUT_SECONDS}", f"workers.count={len(WORKERS)}", "workers.envs=4",
         f"broker.bind={endpoint}", "broker.placement=process", "broker.heartbeat_seconds=0.1", "broker.lease_seconds=5",
         "training.batch_size=32", "training.unroll_length=8", "store.backend=memory", "run.solved_return=null",
-        "run.max_seconds=1000",
+        "run.max_seconds=1000", PATIENT,
     )  # fmt: skip
     variables = {"PYTHONPATH": str(Path(__file__).parents[2]), FLAGS: str(flags)}
     run = commands.start("run", "cartpole_vtrace", *values, "--run-dir", "run", **variables)
@@ -105,20 +105,22 @@ def test_other_workers_keep_their_rate_while_an_environment_hangs_and_is_made_an
 
     (flags / fault).touch()
     until(lambda: not any(flags.iterdir()), 10, "the fault")
-    hung_since = time.monotonic()
+    hung, hung_since = Stopwatch(), time.monotonic()
     during = taken.rates(WINDOW_SECONDS)
     assert time.monotonic() < hung_since + STEP_TIMEOUT_SECONDS, "all of that was during the hang"
-    others = {name for name in WORKERS if during.get(name, 0.0) > 2 / WINDOW_SECONDS}
+    # What the sick one has taken is told with its next heartbeat.
+    others = {name for name in WORKERS if during.get(name, 0.0) > 0.2 * before[name]}
     (sick,) = WORKERS - others
     log = directory / "logs" / f"{sick}.log"
     while_made_anew = taken.rates(0, lambda: log.read_text().count("admitted as worker") == 2)
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    held_up = hung.held_up
     for when, rate in (("the hang", during), ("the new start", while_made_anew)):
-        possible = min(1.0, rate[CONTROL] / before[CONTROL])
+        least = KEPT if min(rate[FREE], before[FREE]) > 0.1 else KEPT_BUSY
+        possible = min(1.0, rate[CONTROL] / before[CONTROL]) * min(1.0, rate[FREE] / before[FREE])
         kept = {name: round(rate[name] / before[name], 3) for name in sorted(others)}
-        print(f"{when}: {kept} of the rates before; of somebody who only sleeps: {possible:.3f}; load {load:.1f}")
+        print(f"{when}: {kept} of the rates before; of the machine: {possible:.3f}")
         # The start of an interpreter needs a processor; a hang needs none.
-        assert min(kept.values()) >= KEPT * possible or (rate is while_made_anew and load > BUSY), kept
+        assert min(kept.values()) >= least * possible, kept
     until(lambda: taken.now().get(sick, 0) > 10, 30, "the sick one steps again")
     (faults,) = [one["report"]["faults"] for one in taken.workers() if one["worker_id"] == sick]
     assert faults == {"env_hangs": 1}
@@ -126,10 +128,10 @@ def test_other_workers_keep_their_rate_while_an_environment_hangs_and_is_made_an
     text = log.read_text()
     told = r"hung for ([\d.]+) s in step of environment \d+ \(.*\), step \d+, seed \d+, last actions \["
     seconds = re.findall(told, text)[0]  # said with the stack, and again with the new start
-    assert STEP_TIMEOUT_SECONDS <= float(seconds) <= STEP_TIMEOUT_SECONDS + 1
+    assert STEP_TIMEOUT_SECONDS <= float(seconds) <= STEP_TIMEOUT_SECONDS + 1 + held_up
     assert "its stack:" in text and "in misbehave" in text
     assert all("starting anew" not in (log.parent / f"{name}.log").read_text() for name in others)
     run.terminate()
-    output, _ = run.communicate(timeout=12)
+    output, _ = run.communicate(timeout=END_SECONDS)
     assert run.returncode == 143, output
     assert summary(directory)["ledger"]["error"] == 0, os.linesep.join((output, text))

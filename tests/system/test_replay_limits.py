@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 
 import pytest
 
-from tests.runs import settings, summary
+from tests.runs import END_SECONDS, PATIENT, free_ports, settings, summary
 
 pytestmark = pytest.mark.system
 
@@ -17,7 +16,8 @@ PRESET = "cartpole_r2d2"
 BATCH, MIN_SIZE, TOLERANCE = 16, 20, 32
 KEY = "replay.samples_per_insert"
 SMALL = [
-    "run.max_seconds=1000",
+    "run.max_seconds=2000",
+    PATIENT,
     "run.log_interval_seconds=0.2",
     "evaluation.workers=0",
     "evaluation.solved_return=null",
@@ -39,11 +39,9 @@ class Run:
     """``seedmq run`` and workers that are no part of it, so that they may be gone for good."""
 
     def __init__(self, commands, until, *values):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        (port,) = free_ports(1)
         self.commands, self.until, self.directory = commands, until, commands.cwd / "run"
-        self.settings = settings(*SMALL, f"broker.bind={endpoint}", *values)
+        self.settings = settings(*SMALL, f"broker.bind=tcp://127.0.0.1:{port}", *values)
         self.process = commands.start("run", PRESET, *self.settings, "--run-dir", "run")
 
     @property
@@ -60,15 +58,23 @@ class Run:
         return (self.summary.get("bottleneck") or {}).get("why", "")
 
     def status(self, *options):
-        result = self.commands.run("status", "run", *options)
-        assert result.returncode == 0, result.stdout
-        return json.loads(result.stdout) if options else result.stdout
+        """Once there is a broker that answers in time."""
+        found = [None]
+
+        def answered():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            found[0] = self.commands.run("status", "run", *options)
+            return found[0].returncode == 0
+
+        self.until(answered, START_SECONDS, "an answer to status")
+        return json.loads(found[0].stdout) if options else found[0].stdout
 
     def adjust(self, value):
         result = self.commands.run("adjust", "run", f"{KEY}={value}")
         assert result.returncode == 0, result.stdout
         assert "taken" in result.stdout
-        assert self.summary["replay"]["samples_per_insert_target"] == self.summary["live"][KEY] == value
+        found = self.summary
+        assert found["replay"]["samples_per_insert_target"] == found["live"][KEY] == value
 
     def work_and_be_killed(self, unrolls):
         """A worker that inserts so many unrolls, and is then gone for good."""
@@ -100,13 +106,12 @@ class Run:
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
-        output, _ = self.process.communicate(timeout=12)
+        output, _ = self.process.communicate(timeout=END_SECONDS)
         assert self.process.returncode == 143, output
         assert json.loads((self.directory / "summary.json").read_text())["ledger"]["error"] == 0
         self.commands.forget_sockets()  # of the workers that were killed
 
 
-@pytest.mark.timeout(400)
 def test_without_workers_training_stops_at_the_bound_and_a_new_one_is_kept(commands, until):
     run = Run(commands, until, "workers.count=0", f"{KEY}=2")
     run.work_and_be_killed(MIN_SIZE + 30)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import stat
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ import redis
 
 from pipeline import keys
 from pipeline.store.embedded import EmbeddedServer
+from tests.runs import END_SECONDS, PATIENT, free_ports, settings
 
 pytestmark = pytest.mark.system
 
@@ -20,24 +20,16 @@ PASSWORD = "correct-horse-battery-9731"
 RUN_SECONDS = 240.0
 
 
-def settings(*values):
-    return [word for value in values for word in ("--set", value)]
-
-
-SMALL = settings("workers.envs=8", "workers.count=1", "checkpoint.interval_seconds=1", "run.log_interval_seconds=0.2")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+SMALL = settings(
+    "workers.envs=8", "workers.count=1", "checkpoint.interval_seconds=1", "run.log_interval_seconds=0.2", PATIENT
+)
 
 
 @pytest.fixture
 def server(commands):
     """A Redis over TCP with a password; (server, client that sees everything)."""
     place = commands.temporary / "their-redis"
-    with EmbeddedServer(place, tcp=("127.0.0.1", free_port()), password=PASSWORD) as made:
+    with EmbeddedServer(place, tcp=("127.0.0.1", *free_ports(1)), password=PASSWORD) as made:
         host, port = made.tcp
         with redis.Redis(host=host, port=port, password=PASSWORD) as client:
             yield made, client
@@ -82,14 +74,15 @@ def test_files_are_their_owner_s_and_secrets_stay_secret(commands, until, server
     redis_server, _ = server
     fleet = commands.cwd / "fleet"
     keys.write_keys(fleet)
+    front, back = free_ports(2)
     secrets = [PASSWORD, *(keys.load(fleet, name, secret=True).secret.decode() for name in keys.NAMES)]
     values = settings(
         f"store.url={redis_server.url}",
         f"store.password_file={password_file}",
         f"security.keys={fleet}",
         "broker.placement=process",
-        f"broker.bind=tcp://127.0.0.1:{free_port()}",
-        f"broker.learner_bind=tcp://127.0.0.1:{free_port()}",
+        f"broker.bind=tcp://127.0.0.1:{front}",
+        f"broker.learner_bind=tcp://127.0.0.1:{back}",
         "run.solved_return=null",
     )
     shown = commands.run("config", "show", "cartpole_vtrace", *values)
@@ -109,20 +102,25 @@ def test_files_are_their_owner_s_and_secrets_stay_secret(commands, until, server
     until(training, RUN_SECONDS, "the first updates")
     until(lambda: any(directory.glob("checkpoints/*")), 60, "a checkpoint")
     adjusted = commands.run("adjust", "run", "replay.samples_per_insert=8")  # refused for V-trace, and not printed
-    status = commands.run("status", "run", "--json")
-    assert status.returncode == 0, status.stdout
+    asked = []
+
+    def answered():
+        asked.append(commands.run("status", "run", "--json"))
+        return asked[-1].returncode == 0
+
+    until(answered, 60, "an answer to status")
     processes = "\n".join(exposed())
     assert str(directory.name) in processes
     private = [path for path in commands.temporary.iterdir() if path.name.startswith("seedmq-")]
     assert private and [open_to_others(path) for path in private if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
     process.terminate()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=END_SECONDS)
     assert process.returncode == 143, output
     assert open_to_others(directory) == []
     assert {p.name for p in directory.iterdir()} >= {"config.yaml", "summary.json", "checkpoints", "events", "logs"}
     texts = {str(p): p.read_bytes().decode(errors="replace") for p in directory.rglob("*") if p.is_file()}
     texts |= {"output": output, "config show": shown.stdout, "processes": processes}
-    texts |= {"status": status.stdout, "adjust": adjusted.stdout}
+    texts |= {"status": "".join(one.stdout for one in asked), "adjust": adjusted.stdout}
     assert [name for name, text in texts.items() if any(secret in text for secret in secrets)] == []
 
 
@@ -163,7 +161,7 @@ def test_two_runs_and_foreign_keys_in_one_redis(commands, until, server, passwor
     names = set(client.scan_iter())
     assert {name.split(b":")[0] for name in names - set(before)} <= {b"a", b"b"}
     runs["a"].terminate()
-    output, _ = runs["a"].communicate(timeout=60)
+    output, _ = runs["a"].communicate(timeout=END_SECONDS)
     assert runs["a"].returncode == 143, output
     updates = json.loads((commands.cwd / "b" / "summary.json").read_text())["updates"]
 
@@ -172,7 +170,7 @@ def test_two_runs_and_foreign_keys_in_one_redis(commands, until, server, passwor
 
     until(goes_on, 60, "run b goes on after a has ended")
     runs["b"].terminate()
-    output, _ = runs["b"].communicate(timeout=60)
+    output, _ = runs["b"].communicate(timeout=END_SECONDS)
     assert runs["b"].returncode == 143, output
     for prefix in runs:
         ledger = json.loads((commands.cwd / prefix / "summary.json").read_text())["ledger"]

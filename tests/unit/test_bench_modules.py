@@ -13,7 +13,7 @@ from benchmarks import inference, limits, transport
 from benchmarks.clients import Paced, Stepping, Still, next_due
 from benchmarks.harness import NAMES, Peer
 from benchmarks.serving import Zeros
-from learner.requests import open_request
+from learner.requests import join, open_request
 from learner.slots import Group
 from pipeline.errors import ProtocolError
 from pipeline.protocol import Kind, encode
@@ -28,7 +28,7 @@ def opened(group: Still, rows: Any) -> Any:
     n = group.n
     request = StepRequest(0, 1, 0, 0, n, n, [rows.records.tobytes(), *(leaf.tobytes() for leaf in rows.leaves)])
     served = Group(np.arange(n, dtype=np.int32), np.arange(n), 1, False)
-    return request, open_request(request, served, group.spaces.observation)
+    return request, join([open_request(request, served, group.spaces.observation)])
 
 
 @pytest.mark.parametrize("messages", [transport.LARGE, transport.SMALL, transport.SINGLE])

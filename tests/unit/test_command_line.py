@@ -113,7 +113,7 @@ def test_learner(serve: Callable[..., Calls], tmp_path: Path) -> None:
 def test_a_component_drained_by_a_signal(serve: Callable[..., Calls], number: int, code: int) -> None:
     def drain(config: Config, stop: StopToken) -> int:
         signal.raise_signal(number)
-        assert stop.wait(10.0)
+        assert stop.wait(60.0)
         assert stop.reason == "signal"
         return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -62,17 +63,43 @@ def test_a_disk_that_takes_no_more_is_an_oserror(events, room):
     made, folder = events
     made.write(summary(0), Lag())
     (path,) = folder.iterdir()
+    with largest_file(path.stat().st_size + room), pytest.raises(OSError, match="too large"):
+        for i in range(1, REPORTS):
+            made.write(summary(i), Lag())
+    made.write(summary(REPORTS), Lag())
+
+
+@contextmanager
+def largest_file(size):
+    """No file of this process grows beyond so many bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, limits[1]))
-        with pytest.raises(OSError, match="too large"):
-            for i in range(1, REPORTS):
-                made.write(summary(i), Lag())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    made.write(summary(REPORTS), Lag())
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_disk_that_is_full_from_the_beginning_is_an_oserror_until_there_is_room(tmp_path, room):
+    """As a learner that is resumed may find it; no empty file is left by each try."""
+    made, folder = Events(RunDirectory(tmp_path)), tmp_path / "events"
+    with largest_file(room):
+        for i in range(3):
+            with pytest.raises(OSError, match="too large"):
+                made.write(summary(i), Lag())
+    assert not list(folder.glob("*"))
+    made.write(summary(3), Lag())
+    made.close()
+    (path,) = folder.iterdir()
+    assert {event.step for event in tf.compat.v1.train.summary_iterator(str(path)) if event.summary.value} == {3}
+
+
+def test_no_report_is_no_file(tmp_path):
+    Events(RunDirectory(tmp_path)).close()
+    assert not (tmp_path / "events").exists()
 
 
 def test_memory_is_flat_over_many_reports(events):

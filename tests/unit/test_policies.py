@@ -53,7 +53,7 @@ class Named:
         return PolicyRows(acted, acted, np.zeros((self.rows, 2), np.float32), ())
 
     def warm_up(self) -> None:
-        assert self.may_end.wait(10.0)
+        assert self.may_end.wait(60.0)
         self.traced += 1
         if self.error is not None:
             raise self.error
@@ -85,7 +85,7 @@ def test_tracing_stalls_nobody_and_happens_once() -> None:
     assert not warm_up.ready() and not warm_up.ready()
     assert act(policy, 4) == [1] * 4, "who trains is served while the other policy is traced"
     evaluation.may_end.set()
-    warm_up.join(10.0)
+    warm_up.join(60.0)
     assert warm_up.ready() and evaluation.traced == 1 and stop.error is None
 
 
@@ -104,7 +104,7 @@ def test_a_policy_that_cannot_be_traced_ends_the_learner() -> None:
     evaluation.may_end.set()
     warm_up = WarmUp(evaluation, stop)
     assert not warm_up.ready()
-    warm_up.join(10.0)
+    warm_up.join(60.0)
     assert not warm_up.ready() and stop.error is evaluation.error
 
 

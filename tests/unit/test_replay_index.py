@@ -185,5 +185,5 @@ def test_threads_share_it() -> None:
         index.add(range(BASE + start, BASE + start + 8), [1.0] * 8)
         index.remove(range(BASE + start - 56, BASE + start - 48))
     stop.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive() and not failed and index.size <= 64

@@ -37,28 +37,28 @@ def started(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     yield process
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("started", [("0.3", "compute")], indirect=True)
 def test_what_does_not_stop_in_time_is_ended_with_the_reason(started: subprocess.Popen[str]) -> None:
     started.send_signal(signal.SIGTERM)
-    _, errors = started.communicate(timeout=20)
+    _, errors = started.communicate(timeout=60)
     assert started.returncode == 3
     assert "not stopped within run.drain_timeout_seconds = 0.3: still in " in errors
 
 
-@pytest.mark.parametrize("started", [("1.5", "compute")], indirect=True)
+@pytest.mark.parametrize("started", [("4", "compute")], indirect=True)
 def test_time_for_which_the_process_stood_still_does_not_count(started: subprocess.Popen[str]) -> None:
     started.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         started.wait(0.5)
     started.send_signal(signal.SIGSTOP)
     with pytest.raises(subprocess.TimeoutExpired):
-        started.wait(2.5)
+        started.wait(4.5)
     began = time.monotonic()
     started.send_signal(signal.SIGCONT)
-    started.communicate(timeout=20)
+    started.communicate(timeout=60)
     assert started.returncode == 3 and time.monotonic() - began > 0.5
 
 
@@ -66,14 +66,14 @@ def test_time_for_which_the_process_stood_still_does_not_count(started: subproce
 def test_a_second_signal_ends_a_process_that_computes(started: subprocess.Popen[str]) -> None:
     started.send_signal(signal.SIGINT)
     started.send_signal(signal.SIGTERM)
-    started.communicate(timeout=20)
+    started.communicate(timeout=60)
     assert started.returncode in (130, 143), "of whichever came second: the kernel may deliver them in either order"
 
 
 @pytest.mark.parametrize("started", [("60", "wait")], indirect=True)
 def test_what_stops_in_time_is_left_alone(started: subprocess.Popen[str]) -> None:
     started.send_signal(signal.SIGINT)
-    output, errors = started.communicate(timeout=20)
+    output, errors = started.communicate(timeout=60)
     assert (started.returncode, output, errors) == (0, "signal 2\n", "")
 
 
@@ -101,4 +101,4 @@ raise SystemExit(7)
 
 
 def test_a_signal_while_the_interpreter_ends_changes_nothing():
-    assert subprocess.run([sys.executable, "-c", ENDING], timeout=20, check=False).returncode == 7
+    assert subprocess.run([sys.executable, "-c", ENDING], timeout=60, check=False).returncode == 7

@@ -99,13 +99,15 @@ def test_indices_out_of_bounds_are_refused(index: int) -> None:
 
 
 def test_64_of_100_000_are_sampled_at_once() -> None:
-    """It takes about 40 us; the fastest of many, since others share the machine."""
+    """It takes about 40 us, of 300 us without a tree; the fastest of many, since others share the machine."""
     rng = np.random.default_rng(1)
-    tree = SumTree(100_000)
-    tree.set(np.arange(100_000), rng.random(100_000))
-    uniforms, best = rng.random(64), 1.0
+    tree, priorities = SumTree(100_000), rng.random(100_000)
+    tree.set(np.arange(100_000), priorities)
+    uniforms, best, plain = rng.random(64), 1.0, 1.0
     for _ in range(500):
         began = time.perf_counter()
         tree.sample(uniforms)
-        best = min(best, time.perf_counter() - began)
-    assert best < 100e-6
+        sampled = time.perf_counter()
+        np.cumsum(priorities).searchsorted(uniforms)
+        best, plain = min(best, sampled - began), min(plain, time.perf_counter() - sampled)
+    assert best < max(100e-6, plain / 3), "the second where the machine is slow"

@@ -1,6 +1,6 @@
 """Many workers in one process: real client state machines, each with a socket and environments of its own.
 
-``python -m tests.fleet --config PRESET --clients 500 --steps 20``. They join at once, step until each had so many
+``python -m benchmarks.fleet --config PRESET --clients 500 --steps 20``. They join at once, step until each had so many
 answers (or for so many seconds), and leave in order. The last line is JSON, ``Statistics``; exit code 0 if every client
 joined, played and left in order.
 
@@ -78,8 +78,24 @@ class Statistics:
     failures: dict[str, int] = field(default_factory=dict)
 
 
+MakeGroups = Callable[[], list[Any]]
+
+
+def groups_of(config: Config) -> list[Any]:
+    """The env groups of one worker."""
+    section = config.workers
+    return [make_group(config.environment, section.envs // section.groups) for _ in range(section.groups)]
+
+
 class Client:
     """One worker. Belongs to the fleet's thread.
+
+    Args:
+        context: The fleet's.
+        config: Whose broker it joins.
+        name: Its worker id.
+        latencies: Takes the seconds of each answer.
+        groups: Its env groups.
 
     Attributes:
         session: Its side of the protocol.
@@ -89,25 +105,24 @@ class Client:
         sent_at: By group: when its outstanding observations were sent first.
     """
 
-    def __init__(self, context: Context, config: Config, name: str, latencies: deque[float]) -> None:
-        self._context, self._config = context, config
+    def __init__(self, context: Context, config: Config, name: str, latencies: deque[float], groups: list[Any]) -> None:
+        self._context, self._config, self._groups = context, config, groups
         section = config.workers
-        self._groups = [make_group(config.environment, section.envs // section.groups) for _ in range(section.groups)]
         self._latencies = latencies
         self._outbox: dict[str, Send] = {}
         self.name = name
         self.run = secrets.randbits(62) + 1
         self.replies = self.repeated = self.reconnects = 0
-        self.answers = [0] * section.groups
+        self.answers = [0] * len(groups)
         self.welcomed_at: float | None = None
         self.acted_at: float | None = None
         self.finish: Finish | None = None
-        self.sent_at = [0.0] * section.groups
+        self.sent_at = [0.0] * len(groups)
         self.socket = worker_socket(context, config.broker, config.security)
         spaces, drain = self._groups[0].spaces, config.run.drain_timeout_seconds
-        groups = [group.n for group in self._groups]
+        sizes = [group.n for group in self._groups]
         hello = Hello(
-            name, self.run, "train", spaces.to_wire(), groups, "", -1, {}, {"host": "fleet", "pid": os.getpid()}
+            name, self.run, "train", spaces.to_wire(), sizes, "", -1, {}, {"host": "fleet", "pid": os.getpid()}
         )
         timing = Timing(
             reply=section.reply_timeout_seconds,
@@ -211,19 +226,25 @@ class Fleet:
         config: Whose broker they join, and what they play.
         clients: How many.
         name: What their worker ids begin with.
+        make_groups: The env groups of a client; None: of the environment of ``config``.
 
     Raises:
         ConfigError: this process may not have as many descriptors.
     """
 
-    def __init__(self, config: Config, clients: int, name: str = "fleet") -> None:
+    def __init__(
+        self, config: Config, clients: int, name: str = "fleet", make_groups: MakeGroups | None = None
+    ) -> None:
         _allow_files(FILES * clients + SPARE_FILES)
         self._context: Context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, clients + SPARE_FILES)
+        self._context.set(zmq.MAX_SOCKETS, 2 * clients + SPARE_FILES)  # those that are replaced close by and by
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
         self._poller = zmq.Poller()
         self._began = time.monotonic()
-        self.clients = [Client(self._context, config, f"{name}-{i}", self._latencies) for i in range(clients)]
+        make_groups = make_groups or partial(groups_of, config)
+        self.clients = [
+            Client(self._context, config, f"{name}-{i}", self._latencies, make_groups()) for i in range(clients)
+        ]
         self._by_socket: dict[Any, Client] = {}
         self._living = list(self.clients)
         self._together = 0
@@ -249,7 +270,11 @@ class Fleet:
             joined = max(client.welcomed_at or 0.0 for client in self.clients)
             return time.monotonic() >= joined + seconds and all(min(x.answers) >= answers for x in self.clients)
 
-        return self._until(lambda: len(self._living) < len(self.clients) or played(), deadline) and played()
+        return self.play_until(played, deadline) and played()
+
+    def play_until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Until it holds, which is asked at every tick, or a client has ended; False: time did first."""
+        return self._until(lambda: len(self._living) < len(self.clients) or condition(), deadline)
 
     def leave(self, deadline: float) -> bool:
         """All say BYE; whether all were answered in time."""
@@ -348,7 +373,7 @@ def _allow_files(number: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fleet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     parser.add_argument("--config", required=True, help="file or preset")
     parser.add_argument("--set", action="append", default=[], help="section.key=value; workers.envs of each client")
     parser.add_argument("--clients", type=int, default=500)

@@ -1,0 +1,140 @@
+"""The inference loop over a scripted source: who is answered what, and who is refused, within one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import Nothing
+from learner.assembler import Assembler
+from learner.exploration import SAMPLE
+from learner.inference import InferenceLoop, Serving
+from learner.policy import PolicyRows
+from learner.roster import Roster
+from learner.slots import SlotTable
+from pipeline.ledger import Ledger
+from pipeline.protocol import Cause, Hello
+from pipeline.requests import Event, Joined, Reply, StepRequest
+from pipeline.rows import ROW
+from pipeline.spaces import Leaf, Spaces
+from pipeline.stages import Stage
+from pipeline.stopping import StopToken
+from pipeline.unrolls import UnrollLayout
+
+pytestmark = pytest.mark.unit
+
+SPACES = Spaces((Leaf("observation", "box", "float32", (3,)),), Leaf("action", "discrete", "int64", (), n=100))
+LAYOUT = UnrollLayout(5, 1, SPACES.observation, (), "int64", 1, ((2,),))
+ROWS = 2
+
+
+class Script:
+    """A request source that gives what ``coming`` holds, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stage, self.broker_busy = Stage("inference"), None
+        self.coming: list[tuple[list[StepRequest], list[Event]]] = []
+        self.replies: list[Reply] = []
+        self.rejected: list[tuple[int, str, Cause]] = []
+
+    def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
+        return self.coming.pop(0) if self.coming else ([], [])
+
+    def reply(self, replies: list[Reply]) -> None:
+        self.replies += replies
+
+    def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
+        self.rejected.append((run, reason, cause))
+
+    def admit(self, worker: int, run: int, anew: bool) -> None: ...
+
+    def hold_back(self, reason: str | None) -> None: ...
+
+    def publish(self, status: dict[str, Any]) -> None: ...
+
+
+class Slots:
+    """A policy whose action is the slot and the sum of its observation: what went in comes out."""
+
+    def __init__(self) -> None:
+        self.rows = PolicyRows(np.zeros(0), np.zeros(0), np.zeros((0, 2), np.float32), ())
+
+    def submit(self, slots: Any, first: Any, reward: Any, observation: Any, exploration: Any) -> Slots:
+        pending = Slots()
+        pending.rows = self.rows._replace(env_action=(10 * slots + observation[0].sum(1)).astype(np.int64))
+        return pending
+
+    def result(self) -> PolicyRows:
+        return self.rows
+
+    def warm_up(self) -> None: ...
+
+
+class Stand:
+    """The loop with three workers, of one group of ``ROWS`` environments each."""
+
+    def __init__(self) -> None:
+        self.source, self.table, assembler = Script(), SlotTable(8), Assembler(LAYOUT, 8)
+        nothing: Any = type("Writer", (), {"full": False})()
+        roster = Roster(
+            spaces=SPACES, config_hash="", largest_group=8, table=self.table, assembler=assembler, ledger=Ledger(),
+            known={}, settled={},
+        )  # fmt: skip
+        self.loop = InferenceLoop(
+            lambda: self.source,  # type: ignore[arg-type,return-value]
+            batch=8, in_flight=2, version=lambda: 0, status=dict, on_spaces=lambda _: None, stop=StopToken(),
+        )  # fmt: skip
+        collector: Any = Nothing()
+        self.loop.serve_with(Serving(Slots(), roster, collector, nothing, SPACES.observation, SAMPLE, False))
+        hellos = [Hello(f"w{i}", i + 1, "train", SPACES.to_wire(), [ROWS], "", -1, {}, {}) for i in range(3)]
+        self.turn([], [Joined(i, i + 1, hello) for i, hello in enumerate(hellos)])
+
+    def turn(self, requests: list[StepRequest], events: list[Event] | None = None) -> list[Reply]:
+        """What is answered to these."""
+        self.source.coming.append((requests, events or []))
+        before = len(self.source.replies)
+        for _ in range(2):
+            self.loop._turn(self.source)  # type: ignore[arg-type]
+        return self.source.replies[before:]
+
+
+def request(worker: int, sequence: int, flags: int = 0, cut: int = 0) -> StepRequest:
+    rows = np.zeros(ROWS, ROW)
+    rows["environment"], rows["flags"] = np.arange(ROWS), flags
+    observation = np.full((ROWS, 3), worker, np.float32).tobytes()
+    buffers = [rows.tobytes(), observation[cut:]]
+    return StepRequest(worker, worker + 1, 0, sequence, ROWS, ROWS, buffers)
+
+
+def actions(worker: int) -> bytes:
+    return np.array([10 * (ROWS * worker + i) + 3 * worker for i in range(ROWS)], np.int64).tobytes()
+
+
+def test_each_request_of_a_batch_gets_its_own_actions_and_a_repeat_the_same() -> None:
+    stand = Stand()
+    replies = stand.turn([request(2, 0), request(0, 0), request(1, 0)])
+    assert replies == [Reply(w, w + 1, 0, 0, actions(w)) for w in (2, 0, 1)]
+    assert stand.turn([request(0, 0)]) == [Reply(0, 1, 0, 0, actions(0))] and stand.loop.counters["repeat"] == 1
+    assert stand.loop.counters["batches"] == 1
+
+
+@pytest.mark.parametrize("spoilt", [{"flags": 16}, {"cut": 4}], ids=["rows", "lengths"])
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_one_spoilt_request_is_refused_and_the_others_of_its_batch_are_answered(
+    wrong: int, spoilt: dict[str, int]
+) -> None:
+    stand = Stand()
+    replies = stand.turn([request(w, 0, **(spoilt if w == wrong else {})) for w in range(3)])
+    assert replies == [Reply(w, w + 1, 0, 0, actions(w)) for w in range(3) if w != wrong]
+    assert [(run, cause) for run, _, cause in stand.source.rejected] == [(wrong + 1, Cause.SESSION)]
+    assert stand.loop.counters["malformed"] == 1 and stand.loop.counters["rows"] == 2 * ROWS
+    group = stand.table.get(wrong, wrong + 1)
+    assert group is not None and group.groups[0].serving == -1 and group.groups[0].sequence == -1
+
+
+def test_a_batch_of_nothing_but_a_spoilt_request_is_none() -> None:
+    stand = Stand()
+    assert stand.turn([request(1, 0, flags=16)]) == [] and stand.loop.counters["batches"] == 0
+    assert [run for run, _, _ in stand.source.rejected] == [2]
