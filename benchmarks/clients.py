@@ -25,9 +25,10 @@ from benchmarks.fleet import Fleet
 from pipeline import logs
 from pipeline.config.tree import Config
 from pipeline.spaces import Spaces
+from workers.assignment import Assignment
 from workers.block import At, Block
-from workers.child import Assignment, Worker
 from workers.group import Counters
+from workers.loop import Worker
 from workers.rows import RowBuilder, StepRows
 
 JOIN_SECONDS = 20.0

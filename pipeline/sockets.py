@@ -3,12 +3,12 @@
     worker   DEALER connect -- ROUTER bind  worker-facing (``broker.connect`` / ``broker.bind``)
     learner  DEALER connect -- ROUTER bind  learner-facing (``broker.learner_connect`` / ``broker.learner_bind``)
 
-Sockets never block: ``send`` and ``recv`` raise ``zmq.Again`` where they would, so waiting is done with a poller and a
-deadline. A connecting socket holds nothing for a peer that is not there (``IMMEDIATE``): until the connection stands,
-and again when it is lost, ``send`` raises ``zmq.Again`` and ``POLLOUT`` says when to go on. What was received and not
-read by then is lost too, so a binding side that says its last word waits until the other has hung up
-(``Frontend.close``). Routing ids are made by ZeroMQ: the logical worker id travels in HELLO, so two workers with one
-name never steal each other's messages.
+Sockets do not block: ``send`` and ``recv`` raise ``zmq.Again`` where they would, so waiting is done with a poller and a
+deadline; a worker, which has but one socket, waits in ``recv``, whose limit it sets. A connecting socket holds nothing
+for a peer that is not there (``IMMEDIATE``): until the connection stands, and again when it is lost, ``send`` raises
+``zmq.Again`` and ``POLLOUT`` says when to go on. What was received and not read by then is lost too, so a binding side
+that says its last word waits until the other has hung up (``Frontend.close``). Routing ids are made by ZeroMQ: the
+logical worker id travels in HELLO, so two workers with one name never steal each other's messages.
 
 Connecting sides say ZeroMQ's heartbeats, binding sides answer: one of its own would abort a process (libzmq 4.3.5:
 ``!_io_error``) that has not read a peer's full queue for so long when the peer is gone, and there the peer may be

@@ -8,7 +8,6 @@ who reports reads the seconds of an interval as shares of it.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -33,7 +32,9 @@ Shares = Mapping[str, Mapping[str, float]]
 
 
 class Stage:
-    """Seconds of one stage by what it did. One thread enters, any reads.
+    """Seconds of one stage by what it did: entered by one thread, or added to by one, and read by any.
+
+    No lock, as a loop enters twice per message: an entry is one tuple, and what it says goes before what is booked.
 
     Args:
         name: One of ``NAMES``.
@@ -43,31 +44,30 @@ class Stage:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self._clock = clock
-        self._lock = threading.Lock()
         self._seconds: Seconds = {}
-        self._doing: str | None = None
-        self._since = 0.0
+        self._entry: tuple[str | None, float, float] = (None, 0.0, 0.0)  # what it does, since when, its seconds by then
 
-    def enter(self, doing: str | None) -> None:
-        """From now on it does this: ``BUSY``, or what it waits for; None: its loop has ended."""
+    def enter(self, doing: str | None) -> float:
+        """From now on it does this: ``BUSY``, or what it waits for; None: its loop has ended. Returns now."""
         now = self._clock()
-        with self._lock:
-            if self._doing is not None:
-                self._seconds[self._doing] = self._seconds.get(self._doing, 0.0) + now - self._since
-            self._doing, self._since = doing, now
+        seconds = self._seconds
+        before, since, spent = self._entry
+        if before is not None:
+            seconds[before] = spent + now - since
+        self._entry = (doing, now, 0.0 if doing is None else seconds.get(doing, 0.0))
+        return now
 
     def add(self, busy_share: float, waits_for: str, seconds: float) -> None:
-        """Books what was measured elsewhere: of so many seconds, this share was busy."""
-        with self._lock:
-            for doing, share in ((BUSY, busy_share), (waits_for, 1.0 - busy_share)):
-                self._seconds[doing] = self._seconds.get(doing, 0.0) + share * seconds
+        """Books what was measured elsewhere: of so many seconds, this share was busy. Not beside ``enter``."""
+        for doing, share in ((BUSY, busy_share), (waits_for, 1.0 - busy_share)):
+            self._seconds[doing] = self._seconds.get(doing, 0.0) + share * seconds
 
     def seconds(self) -> Seconds:
         """So far, with what goes on."""
-        with self._lock:
-            seconds = dict(self._seconds)
-            if self._doing is not None:
-                seconds[self._doing] = seconds.get(self._doing, 0.0) + self._clock() - self._since
+        doing, since, spent = self._entry  # first: what is booked meanwhile is of the same entry, or of one after it
+        seconds = dict(self._seconds)
+        if doing is not None:
+            seconds[doing] = spent + self._clock() - since
         return seconds
 
 

@@ -31,7 +31,7 @@ class Timing:
 class Send(NamedTuple):
     """Send a message. What cannot be sent yet waits under its ``key``, until something newer replaces it there.
 
-    ``again``: its buffers may still be on their way, so copy them.
+    ``buffers`` are arrays; ``again``: they may still be on their way, so copy them.
     """
 
     key: str

@@ -1,16 +1,17 @@
 """What a worker's child process tells its supervisor through shared memory: where it is, since when, and its counters.
 
 The child writes, the supervisor reads; only ``STOP`` goes the other way. No locks: the child may be stuck in C code or
-killed at any moment. ``SINCE`` is written before ``PHASE`` where a phase begins, so that a reader never pairs a new
-phase with an old time.
+killed at any moment. ``SINCE``, and what is said of the place, is written before ``PHASE`` where a phase begins, so
+that a reader never pairs a new phase with an old time.
 """
 
 from __future__ import annotations
 
-import time
+import struct
 from collections.abc import Mapping
 from enum import IntEnum
 from multiprocessing.context import SpawnContext
+from time import monotonic_ns
 from types import MappingProxyType
 from typing import Any
 
@@ -55,23 +56,31 @@ class At(IntEnum):
 
     PHASE = 0
     SINCE = 1  # CLOCK_MONOTONIC, nanoseconds
+    # The place; from SINCE on in the order in which ``begin`` and ``mark`` write it at once.
     GROUP = 2
     ENVIRONMENT = 3  # offset within the worker, -1 where a whole group is stepped at once
-    STEP = 4  # of the group: how often it was stepped
-    SEED = 5  # of the environment (of the group's first, where it is stepped at once)
-    WORKER = 6  # leased index, -1 before WELCOME
-    TAKEN = 7
-    MASKED = 8
-    DROPPED = 9  # non-finite
-    NON_FINITE = 10  # steps that were not finite
-    FATAL = 11  # 1 + position in ERRORS of an error that a restart does not cure, else 0
-    DONE = 12  # the session ended in order
-    ACTION_LENGTH = 13
+    SEED = 4  # of the environment (of the group's first, where it is stepped at once)
+    STEP = 5  # of the group: how often it was stepped
+    ACTION_LENGTH = 6
+    WORKER = 7  # leased index, -1 before WELCOME
+    TAKEN = 8
+    MASKED = 9
+    DROPPED = 10  # non-finite
+    NON_FINITE = 11  # steps that were not finite
+    FATAL = 12  # 1 + position in ERRORS of an error that a restart does not cure, else 0
+    DONE = 13  # the session ended in order
     TEXT_LENGTH = 14
     STOP = 15  # supervisor -> child: drain (1); the child drains for that (2) and for no other reason
     WELCOMED = 16  # the broker has taken the HELLO
     BYE = 17  # the broker has booked BYE
     ACTION_KIND = 18  # numpy's character for the actions' dtype
+
+
+# On the path of every message: enumerations are slow.
+_PHASE, _SINCE, _ACTION_LENGTH, _WAITING = int(At.PHASE), int(At.SINCE), int(At.ACTION_LENGTH), int(Phase.WAITING)
+_BEGUN = struct.Struct("6q")  # SINCE to ACTION_LENGTH
+_MARKED = struct.Struct("4q")  # SINCE to SEED
+_SINCE_OFFSET = 8 * _SINCE
 
 
 class Block:
@@ -84,7 +93,7 @@ class Block:
     def __init__(self, context: SpawnContext) -> None:
         self._shared: Any = context.RawArray("q", len(At) + (ACTION_BYTES + TEXT_BYTES) // 8)
         self._open()
-        self.numbers[At.SINCE] = time.monotonic_ns()
+        self.numbers[At.SINCE] = monotonic_ns()
         self.numbers[At.WORKER] = self.numbers[At.ENVIRONMENT] = -1
 
     def __getstate__(self) -> Any:
@@ -98,19 +107,60 @@ class Block:
         """Views: slices of them are copied at once, those of ctypes arrays byte by byte."""
         view = np.frombuffer(self._shared, np.uint8).data
         end = len(At) * 8
+        self._bytes = view[:end]
         self.numbers: Any = view[:end].cast("q")
         self._action = view[end : end + ACTION_BYTES]
         self._text = view[end + ACTION_BYTES :]
 
     def enter(self, phase: Phase) -> None:
         """The child begins something, now."""
-        self.numbers[At.SINCE] = time.monotonic_ns()
+        self.numbers[At.SINCE] = monotonic_ns()
         self.numbers[At.PHASE] = phase
 
-    def wait(self) -> None:
-        """The child waits for the broker: it is alive, and in nobody's code."""
-        self.numbers[At.PHASE] = Phase.WAITING
-        self.numbers[At.SINCE] = time.monotonic_ns()
+    def begin(self, phase: Phase, group: int, seed: int, step: int, actions: bytes = b"") -> int:
+        """A group is about to be reset or stepped.
+
+        Args:
+            phase: RESET or STEP.
+            group: Its index.
+            seed: Of its first environment.
+            step: How often it was stepped.
+            actions: Of the step; what is longer than ``ACTION_BYTES`` is cut. Of a reset none: the last ones stand.
+
+        Returns:
+            Monotonic nanoseconds.
+        """
+        numbers, since = self.numbers, monotonic_ns()
+        length = min(len(actions), ACTION_BYTES) or numbers[_ACTION_LENGTH]
+        if actions:
+            self._action[:length] = actions[:length]
+        _BEGUN.pack_into(self._bytes, _SINCE_OFFSET, since, group, -1, seed, step, length)
+        numbers[_PHASE] = phase
+        return since
+
+    def mark(self, phase: Phase, group: int, environment: int, seed: int) -> int:
+        """A single environment of the group that has begun is about to run: it has the whole timeout for itself.
+
+        Args:
+            phase: RESET or STEP.
+            group: The group's index.
+            environment: Offset within the worker.
+            seed: Of the environment.
+
+        Returns:
+            Monotonic nanoseconds.
+        """
+        since = monotonic_ns()
+        _MARKED.pack_into(self._bytes, _SINCE_OFFSET, since, group, environment, seed)
+        self.numbers[_PHASE] = phase
+        return since
+
+    def wait(self) -> int:
+        """The child waits for the broker: it is alive, and in nobody's code. Returns monotonic nanoseconds."""
+        numbers = self.numbers
+        numbers[_PHASE] = _WAITING
+        numbers[_SINCE] = since = monotonic_ns()
+        return since
 
     @property
     def phase(self) -> Phase:
@@ -119,12 +169,6 @@ class Block:
     @property
     def since_seconds(self) -> float:
         return float(self.numbers[At.SINCE]) / 1e9
-
-    def set_action(self, buffer: Any) -> None:
-        """The actions of the step that begins; long ones are cut."""
-        data = memoryview(buffer).cast("B")[:ACTION_BYTES]
-        self.numbers[At.ACTION_LENGTH] = len(data)
-        self._action[: len(data)] = data
 
     def action(self) -> bytes:
         return bytes(self._action[: self.numbers[At.ACTION_LENGTH]])

@@ -127,9 +127,9 @@ class Group:
             if bad is not None:
                 leaves = self._reset_some(bad, leaves)
             return self.rows.next_step(leaves, reward, terminated, truncated, self._lost(bad))
-        finals = None
-        if (terminated | truncated).any():
-            finals, leaves = self._finals(terminated | truncated, leaves, info)
+        finals, done = None, terminated | truncated
+        if np.count_nonzero(done):
+            finals, leaves = self._finals(done, leaves, info)
         bad = non_finite(leaves, travelling)
         lost_finals = None if finals is None else non_finite(finals.leaves, np.zeros(len(finals.environments)))
         if bad is not None or lost_finals is not None:

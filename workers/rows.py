@@ -19,6 +19,7 @@ from pipeline.rows import FIRST, NO_REPLY, ROW, TERMINATED, TRUNCATED
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
 
 
 class StepRows(NamedTuple):
@@ -41,7 +42,7 @@ class Finals(NamedTuple):
         leaves: ``[k, *shape]`` per observation leaf.
     """
 
-    environments: npt.NDArray[np.intp]
+    environments: Indices
     leaves: list[Array]
 
 
@@ -54,7 +55,7 @@ class RowBuilder:
         taken: Valid transitions taken, dropped ones included.
         masked: Rows whose successor is no valid transition: final rows and the last rows of abandoned episodes.
         dropped: Transitions dropped here (non-finite).
-        index: ``[n]`` valid transitions completed per environment.
+        index: ``[n]`` valid transitions completed per environment; stands in the records.
     """
 
     def __init__(self, n: int) -> None:
@@ -62,29 +63,25 @@ class RowBuilder:
         self.taken = 0
         self.masked = 0
         self.dropped = 0
-        self.index = np.zeros(n, np.int64)
         self._return = np.zeros(n, np.float64)
-        self._length = np.zeros(n, np.int64)
-        self._pending = np.zeros(n, np.bool_)  # NEXT_STEP: ended, the next row is FIRST
+        self._began = np.zeros(n, np.int64)  # the index where the episode began
+        self._pending: Indices | None = None  # NEXT_STEP: ended, the next row is FIRST
+        self._ones = np.ones(n, np.int64)
         self._records = np.zeros(n, ROW)
         self._records["environment"] = np.arange(n)
+        self.index, self._reward, self._flags = (self._records[name] for name in ("index", "reward", "flags"))
+        self._plain = True  # no record has flags, or an episode's return and length
 
     def reset(self, leaves: list[Array]) -> StepRows:
         """Rows of the run's first observations: all FIRST."""
-        self._records["flags"] = FIRST
-        for name in ("reward", "index", "episode_return", "episode_length"):
-            self._records[name] = 0
-        return StepRows(self._records, leaves)
+        self.index[:], self._began[:] = 0, 0
+        return self._all_first(leaves)
 
     def abandon(self, leaves: list[Array]) -> StepRows:
         """Rows of new episodes in the midst of a run: FIRST, without final rows before them; the index goes on."""
         self.masked += self.n
-        self._return[:], self._length[:], self._pending[:] = 0, 0, False
-        self._records["flags"] = FIRST
-        self._records["index"] = self.index
-        for name in ("reward", "episode_return", "episode_length"):
-            self._records[name] = 0
-        return StepRows(self._records, leaves)
+        self._return[:], self._began[:], self._pending = 0, self.index, None
+        return self._all_first(leaves)
 
     def next_step(
         self, leaves: list[Array], reward: Array, terminated: Mask, truncated: Mask, abandoned: Mask | None = None
@@ -99,20 +96,23 @@ class RowBuilder:
             abandoned: ``[n]`` environments that were reset because this step was not finite: ``leaves`` holds their
                 reset observations; None where there are none.
         """
-        started = self._pending
+        first = self._pending
         if abandoned is not None:
+            started = np.zeros(self.n, np.bool_)
+            if first is not None:
+                started[first] = True
             self._drop(abandoned & ~started)
-            started = started | abandoned
-        going = ~started
-        done = (terminated | truncated) & going
-        # Environments may report a reset's reward, and flags that still stand: a FIRST row has neither.
-        reward = np.where(going, reward, 0)
-        self._advance(going, reward)
-        records = self._records
-        records["flags"] = TERMINATED * (terminated & going) + TRUNCATED * (truncated & going) + FIRST * started
-        self._fill(records, reward, done)
-        self._pending = done
-        return StepRows(records, leaves)
+            first = np.flatnonzero(started | abandoned)
+        ended = np.logical_or(terminated, truncated)
+        self._complete(reward, first)
+        if first is not None:
+            ended[first] = False  # environments may report flags that still stand
+        self._pending = None
+        if np.count_nonzero(ended):
+            self._pending = last = np.flatnonzero(ended)
+            self._finish(self._records, last, terminated[last], truncated[last], last)
+            self._plain = False
+        return StepRows(self._records, leaves)
 
     def same_step(
         self,
@@ -134,32 +134,34 @@ class RowBuilder:
             finals: Final observations of the environments that ended; None where none did.
             abandoned: As in ``next_step``.
         """
-        if abandoned is None and finals is None:
-            self._advance(None, reward)
-            self._records["flags"] = 0
-            self._fill(self._records, reward, None)
+        first = None
+        if abandoned is not None:
+            self._drop(abandoned)
+            first = np.flatnonzero(abandoned)
+        self._complete(reward, first)
+        if finals is None:
             return StepRows(self._records, leaves)
-        left = np.zeros(self.n, np.bool_) if abandoned is None else abandoned
-        self._drop(left)
-        going, done = ~left, (terminated | truncated) & ~left
-        reward = np.where(going, reward, 0)
-        self._advance(going, reward)
+        done = terminated | truncated
+        if first is not None:
+            done[first] = False
         ended = np.flatnonzero(done)
-        final = np.zeros(len(ended), ROW)
-        final["environment"] = ended
-        final["flags"] = NO_REPLY + (TERMINATED * terminated + TRUNCATED * truncated)[ended]
-        self._fill(final, reward[ended], None, ended)
-        final["episode_return"], final["episode_length"] = self._return[ended], self._length[ended]
-        self._return[done] = 0
-        self._length[done] = 0
-        self.masked += len(ended)
-        self._records["flags"] = FIRST * (done | left)
-        self._fill(self._records, np.where(done, 0, reward), None)
-        if not len(ended) or finals is None:
+        if not len(ended):
             return StepRows(self._records, leaves)
+        final = self._records[ended]
+        self._finish(final, slice(None), terminated[ended], truncated[ended], ended)
+        final["flags"] += NO_REPLY
+        self.masked += len(ended)
+        self._first(ended)
         rows = np.searchsorted(finals.environments, ended)
         joined = [np.concatenate([f[rows], leaf]) for f, leaf in zip(finals.leaves, leaves, strict=True)]
         return StepRows(np.concatenate([final, self._records]), joined)
+
+    def _all_first(self, leaves: list[Array]) -> StepRows:
+        for name in ("reward", "episode_return", "episode_length"):
+            self._records[name] = 0
+        self._flags[:] = FIRST
+        self._plain = False
+        return StepRows(self._records, leaves)
 
     def _drop(self, lost: Mask) -> None:
         """Transitions whose observation or reward is unusable: taken, and dropped at once."""
@@ -167,33 +169,38 @@ class RowBuilder:
         self.taken += number
         self.dropped += number
 
-    def _advance(self, going: Mask | None, reward: Array) -> None:
-        """Completes a transition where ``going`` (None: everywhere), begins an episode elsewhere."""
-        if going is None:
-            self.index += 1
-            self._length += 1
-            self._return += reward
-            self.taken += self.n
-            return
-        number = int(np.count_nonzero(going))
-        self.taken += number
-        self.masked += self.n - number
-        self.index += going
-        self._return += reward
-        self._length += 1
-        if number < self.n:
-            self._return *= going
-            self._length *= going
+    def _complete(self, reward: Array, first: Indices | None) -> None:
+        """Completes a transition everywhere but in the environments ``first``, which begin an episode."""
+        if not self._plain:
+            for name in ("flags", "episode_return", "episode_length"):
+                self._records[name] = 0
+            self._plain = True
+        if first is not None:  # environments may report a reset's reward, and what is abandoned may not be finite
+            reward = reward.copy()
+            reward[first] = 0
+            self.index[first] -= 1
+            self.taken -= len(first)
+            self.masked += len(first)
+        np.add(self.index, self._ones, out=self.index)
+        np.add(self._return, reward, out=self._return)
+        self._reward[:] = reward
+        self.taken += self.n
+        if first is not None:
+            self._first(first)
 
-    def _fill(self, records: Array, reward: Array, done: Mask | None, at: Any = slice(None)) -> None:
-        records["reward"] = reward
-        records["index"] = self.index[at]
-        if done is None:
-            records["episode_return"] = 0
-            records["episode_length"] = 0
-        else:
-            records["episode_return"] = self._return * done
-            records["episode_length"] = self._length * done
+    def _first(self, which: Indices) -> None:
+        """These environments' rows begin an episode."""
+        self._flags[which] = FIRST
+        self._reward[which] = 0
+        self._return[which] = 0
+        self._began[which] = self.index[which]
+        self._plain = False
+
+    def _finish(self, records: Array, rows: Any, terminated: Mask, truncated: Mask, ended: Indices) -> None:
+        """Says in these rows of the records how the episodes of the environments ``ended`` have ended."""
+        records["flags"][rows] = TERMINATED * terminated + TRUNCATED * truncated
+        records["episode_return"][rows] = self._return[ended]
+        records["episode_length"][rows] = self.index[ended] - self._began[ended]
 
 
 def non_finite(leaves: Sequence[Array], reward: Array) -> Mask | None:
@@ -208,7 +215,7 @@ def non_finite(leaves: Sequence[Array], reward: Array) -> Mask | None:
         if values.dtype.kind != "f":
             continue
         finite = np.isfinite(values)
-        if not finite.all():
+        if np.count_nonzero(finite) < finite.size:
             mine = ~finite.reshape(len(values), -1).all(axis=1)
             bad = mine if bad is None else bad | mine
     return bad

@@ -36,8 +36,9 @@ class State(Enum):
     GONE = "gone"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Group:
+    key: str  # of its STEP among what waits to be sent
     sequence: int = -1
     busy: bool = False  # being reset or stepped
     step: Send | None = None  # outstanding
@@ -71,7 +72,7 @@ class Session:
         self._timing = timing
         self._report = report
         self._heartbeat = timing.heartbeat
-        self._groups = [_Group() for _ in hello.groups]
+        self._groups = [_Group(f"step {i}") for i in range(len(hello.groups))]
         self._begun = False
         self._joined = False  # the broker knows this run, as far as we know
         self._hello_at = now
@@ -89,7 +90,7 @@ class Session:
     @property
     def stopping(self) -> bool:
         """Nothing is to be stepped any more."""
-        return self.state in (State.DRAINING, State.LEAVING, State.GONE)
+        return self.state is not State.SERVING and self.state is not State.JOINING
 
     def outstanding(self) -> list[int]:
         """Groups that wait for their actions."""
@@ -137,19 +138,22 @@ class Session:
                 actions.append(self._resend(i, now))
         return actions
 
-    def stepping(self, group: int) -> None:
-        """The loop begins to reset or step a group: a drain waits for what comes of it."""
+    def stepping(self, group: int) -> bool:
+        """Whether the loop is to reset or step a group as it was told; if so, a drain waits for what comes of it."""
+        if self.stopping:
+            return False
         self._groups[group].busy = True
+        return True
 
     def stepped(self, group: int, rows: int, replies: int, buffers: Sequence[Any], now: float) -> list[Action]:
         """The loop has reset or stepped a group; the buffers stay as they are until its next ``Step``."""
         state = self._groups[group]
         state.busy = False
-        if self.state in (State.LEAVING, State.GONE):
+        if self.state is State.LEAVING or self.state is State.GONE:
             return []  # too late to deliver; the next BYE counts it
         state.sequence += 1
         head = encode(Kind.STEP, self._run, group, state.sequence, rows, replies)
-        state.step = Send(f"step {group}", head, buffers)
+        state.step = Send(state.key, head, buffers)
         state.sent_at = state.waiting_since = now
         return [state.step] if self._joined else []
 
@@ -220,7 +224,7 @@ class Session:
             sizes = [len(buffer) for buffer in message.buffers]
             raise ProtocolError(f"ACTIONS of group {index} hold {sizes} bytes, not one buffer of {expected}")
         group.step = None
-        if self.state in (State.DRAINING, State.LEAVING):
+        if self.stopping:
             return self._drained(now)  # the observation is delivered; its action is not executed
         return [Step(index, message.buffers[0])]
 

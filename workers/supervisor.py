@@ -34,8 +34,9 @@ from pipeline.errors import EXIT_FINISHED, EnvironmentFailure, SeedmqError
 from pipeline.folders import private_folder
 from pipeline.protocol import Report
 from pipeline.stopping import StopToken
+from workers.assignment import Assignment
 from workers.block import At, Block, Phase
-from workers.child import Assignment, child_main
+from workers.child import child_main
 from workers.farewell import say_bye
 from workers.restarts import RestartBudget
 
