@@ -46,6 +46,14 @@ def test_it_is_private_and_keeps_nothing(tmp_path: Path) -> None:
     server.stop()
 
 
+def test_slow_commands_do_not_make_it_grow(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        client.config_set("slowlog-log-slower-than", 0)
+        for _ in range(50):
+            client.eval("return 1", 0, *[b"x" * 300] * 100)
+        assert 0 < client.slowlog_len() <= 8
+
+
 def test_it_starts_again(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path)
     for _ in range(2):
