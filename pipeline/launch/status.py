@@ -82,7 +82,9 @@ def ask(endpoint: str, security: SecuritySection, timeout_seconds: float = ANSWE
         socket = worker_socket(context, BrokerSection(bind=endpoint), security)
         try:
             if not socket.poll(int(timeout_seconds * 1000), zmq.POLLOUT):
-                raise UnreachableError(f"no broker answers at {endpoint} within {timeout_seconds:g} s")
+                keyless = security.keys is None and endpoint.startswith("tcp:")
+                hint = "; one with keys answers only those: --keys DIR" if keyless else ""
+                raise UnreachableError(f"no broker answers at {endpoint} within {timeout_seconds:g} s{hint}")
             socket.send(encode(Kind.STATUS))
             if not socket.poll(max(0, int((deadline - time.monotonic()) * 1000)), zmq.POLLIN):
                 raise UnreachableError(f"the broker at {endpoint} took the question and gave no answer in time")

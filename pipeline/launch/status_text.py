@@ -144,7 +144,7 @@ def _figures(figures: Status) -> Table:
 
 
 def _value(value: Any) -> str:
-    if value is None:
+    if value is None or value == {}:
         return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{clean(name)} {_value(one)}" for name, one in value.items())
