@@ -33,7 +33,7 @@ class RunSection(Section):
     solved_episodes: int = Field(100, gt=0)
     """How many finished episodes the mean of `solved_return` and `episode_return_mean` is over."""
     log_interval_seconds: Seconds = Field(1.0, gt=0)
-    """How often `summary.json` and TensorBoard are written and the progress shown in a terminal; elsewhere every 5 s."""
+    """How often `summary.json` and TensorBoard are written, and the progress in a terminal (elsewhere every 5 s)."""
     drain_timeout_seconds: Seconds = Field(8.0, gt=0)
     """How long an orderly stop may take before what is left is killed."""
 
