@@ -65,7 +65,8 @@ FUZZ_MESSAGES ?= 100000
 FUZZ_TARGETS  ?= protocol router request unroll config settings
 
 fuzz: $(STAMP)
-	FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m pytest -s -o timeout=3600 tests/integration/test_hostile_input.py
+	FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m pytest -s -o timeout=3600 tests/integration/test_hostile_input.py \
+	  tests/integration/test_hostile_unrolls.py
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[fuzz]"
 	for target in $(FUZZ_TARGETS); do $(BIN)/python -m tests.fuzz.coverage_guided $$target $(FUZZ_SECONDS) || exit 1; done
 
