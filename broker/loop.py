@@ -28,7 +28,12 @@ from pipeline.stopping import StopToken
 
 
 class BrokerLoop:
-    """Owns both sockets; belongs to the thread that made it."""
+    """Owns both sockets; belongs to the thread that made it.
+
+    Attributes:
+        board: What it says about itself.
+        turned: Monotonic seconds of the loop's last turn. Any thread may read it.
+    """
 
     def __init__(
         self, context: Context, config: Config, admission: Admission, clock: Callable[[], float] = time.monotonic
@@ -50,7 +55,13 @@ class BrokerLoop:
         self._traffic = admission.traffic(keys.LEARNERS)
         self._router = self._frontend.router
         self._messages = LearnerMessages(self._router, self._frontend.board)
-        self._next_tick = clock()
+        self.board = self._frontend.board
+        self.turned = self._next_tick = clock()
+
+    @property
+    def tick_seconds(self) -> float:
+        """The loop turns at least so often."""
+        return self._router.tick_seconds
 
     def endpoints(self) -> tuple[str, str]:
         """Worker-facing and learner-facing endpoint, as bound."""
@@ -64,7 +75,7 @@ class BrokerLoop:
         self._stage.enter(BUSY)
         waiting: list[Any] = []
         while not stop.stopped:
-            now = self._clock()
+            self.turned = now = self._clock()
             receive(self._learners, self._traffic, self._messages.take, now, self._learners in waiting)
             self._frontend.receive(now, self._frontend.socket in waiting)
             if now >= self._next_tick:

@@ -6,11 +6,13 @@ import logging
 
 import zmq
 
+from broker import metrics
 from broker.loop import BrokerLoop
 from pipeline import keys
 from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED
+from pipeline.metrics.endpoint import served
 from pipeline.sockets import Context
 from pipeline.stopping import StopToken
 
@@ -25,6 +27,7 @@ def serve(config: Config, stop: StopToken) -> int:
 
     Raises:
         ConfigError: an endpoint is malformed, taken, or off the loopback without keys.
+        Exception: what ended a thread.
     """
     context: Context = zmq.Context()
     try:
@@ -33,10 +36,12 @@ def serve(config: Config, stop: StopToken) -> int:
             try:
                 workers, learners = loop.endpoints()
                 log.info("broker ready: workers at %s, learners at %s", workers, learners)
-                loop.run(stop)
+                with served(config.metrics, metrics.registry(loop), metrics.health(loop), stop):
+                    loop.run(stop)
             finally:
                 loop.close()
     finally:
         context.term()  # waits at most for the sockets' linger time
+    stop.raise_error()
     log.info("broker stopped: %s", stop.reason)
     return EXIT_FINISHED if stop.signal is None else 128 + stop.signal

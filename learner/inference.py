@@ -68,6 +68,8 @@ class InferenceLoop:
         stage: Busy with policy, messages and bookkeeping, or waiting.
         environments: Of the workers, as they reported last.
         broker_busy: Busy share of a broker process; None where there is none.
+        turned: Monotonic seconds of the loop's last turn; None before the first, and when it has ended.
+        away: Why no broker is there; empty: one is.
 
     Args:
         make_source: Opens the request source on the loop's own thread.
@@ -104,6 +106,8 @@ class InferenceLoop:
         self._finish_by: float | None = None
         self._ended = threading.Event()
         self._published = 0.0
+        self.turned: float | None = None
+        self.away = "no broker has answered yet"
         self.stage = Stage("inference")
         self.environments = Environments(0, 0, None)
         self.broker_busy: float | None = None
@@ -112,6 +116,11 @@ class InferenceLoop:
         self.held_back: str | None = None
 
     # What other threads may call.
+
+    @property
+    def serves(self) -> bool:
+        """The policy is built."""
+        return self._serving is not None
 
     def serve_with(self, serving: Serving) -> None:
         """The policy is built: workers are admitted from now on."""
@@ -156,6 +165,7 @@ class InferenceLoop:
                 self._serving.writer.submit(self._serving.roster.flush())
         finally:
             self.stage.enter(None)
+            self.turned = None
             self._ended.set()
             self._run_cuts()
             source.close()
@@ -181,9 +191,10 @@ class InferenceLoop:
             while self._flying:
                 self._land(source)
             self._run_cuts()
-        now = time.monotonic()
+        self.turned = now = time.monotonic()
         if now - self._published > PUBLISH_SECONDS:
             self._published = now
+            self.away = source.away(now)
             if self._serving is not None:
                 self.environments = self._serving.roster.environments()
             self.broker_busy = source.broker_busy

@@ -108,6 +108,11 @@ class Reporter:
                 return {"state": self._starting, "bottleneck": self._watch.shown(now)}
             return {**self._status, "bottleneck": self._watch.shown(now)}
 
+    def doing(self) -> str:
+        """What the learner does before it trains; empty: it trains. Any thread."""
+        with self._lock:
+            return self._starting or ""
+
     def starting(self, words: str) -> None:
         """What the learner does before it trains."""
         with self._lock:

@@ -17,6 +17,7 @@ from pathlib import Path as FilePath
 
 import psutil
 
+from learner import metrics
 from learner.agent import Agent, build_agent, prepare_devices
 from learner.assembler import Assembler
 from learner.checkpoint import Checkpoint, load_latest
@@ -41,6 +42,7 @@ from pipeline.config.load import Loaded, config_hash
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, ConfigError, UnwrittenError
 from pipeline.ledger import Ledger
+from pipeline.metrics.endpoint import served
 from pipeline.requests import RequestSource
 from pipeline.run_dir import RunDirectory
 from pipeline.sources import BrokerSource, EmbeddedSource
@@ -74,7 +76,9 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
         if checkpoint is not None and not resume:
             raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
         learner = Learner(config, directory, began, stop)
-        learner.run(run, checkpoint)
+        health = metrics.health(learner.inference, learner.reporter.doing, stop)
+        with served(config.metrics, metrics.registry(), health, stop):
+            learner.run(run, checkpoint)
     stop.raise_error()
     return EXIT_FINISHED
 

@@ -112,5 +112,8 @@ class RequestSource(Protocol):
     def workers(self) -> int:
         """Workers that hold a lease now."""
 
+    def away(self, now: float) -> str:
+        """Why no broker is there, at a monotonic time in seconds; empty: one is."""
+
     def close(self) -> None:
         """Closes the sockets, lingering shortly for what is under way."""

@@ -18,8 +18,9 @@ from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.errors import ComponentError, ProtocolError
 from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames, send_frames, waits
-from pipeline.protocol import Cause, Hello, Kind, Message, Report, are_integers, decode, encode, fields_of
-from pipeline.requests import Event, Joined, Left, Reply, Reported, StepRequest
+from pipeline.protocol import Cause, Kind, Message, are_integers, decode, encode, fields_of
+from pipeline.requests import Event, Reply, StepRequest
+from pipeline.roll import Roll
 from pipeline.routing.batching import Batcher
 from pipeline.routing.learners import Ready
 from pipeline.sockets import Context, learner_socket
@@ -29,68 +30,8 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 REPLIES_PER_MESSAGE = 4096
+SILENT_HEARTBEATS = 5.0  # without an answer: the broker counts as away
 RETRY_SECONDS = 0.05  # while there is no connection to the broker
-
-
-class Roll:
-    """Which runs the learner knows of: LEFT is delivered once for each that JOIN was delivered for.
-
-    Attributes:
-        admitted: Worker -> run.
-        largest_request: Rows that one STEP of those it has heard of can have, at most.
-    """
-
-    def __init__(self) -> None:
-        self.largest_request = 0
-        self._known: dict[int, int] = {}  # worker -> run
-        self.admitted: dict[int, int] = {}
-
-    def joined(self, worker: int, run: int, hello: Any) -> list[Event]:
-        """JOIN, checked; preceded by the LEFT of another run of this index that never came."""
-        events: list[Event] = []
-        old = self._known.get(worker)
-        if old is not None and old != run:
-            events += self.left(worker, old, "lease", None)
-        self._known[worker] = run
-        joined = Joined(worker, run, Hello.from_wire(hello))
-        self.largest_request = max(self.largest_request, 2 * max(joined.hello.groups))  # final rows included
-        return [*events, joined]
-
-    def left(self, worker: int, run: int, reason: str, report: Any) -> list[Event]:
-        """LEFT, checked; nothing where it was said before."""
-        if self._known.get(worker) != run:
-            return []
-        del self._known[worker]
-        self.admitted.pop(worker, None)
-        return [Left(worker, run, reason, None if report is None else Report.from_wire(report))]
-
-    def is_admitted(self, join: Message) -> bool:
-        """Whether a JOIN asks for what was admitted already."""
-        worker, run, _ = fields_of(join, int, int, dict)
-        return bool(self.admitted.get(worker) == run)
-
-    def admit(self, worker: int, run: int) -> None:
-        if self._known.get(worker) == run:
-            self.admitted[worker] = run
-
-    def reject(self, worker: int, run: int) -> None:
-        """One that was admitted before is gone when its LEFT comes."""
-        if self._known.get(worker) == run and self.admitted.get(worker) != run:
-            del self._known[worker]
-
-    def event(self, kind: Kind, fields: list[Any]) -> list[Event]:
-        """The events of a JOIN, LEFT or REPORT.
-
-        Raises:
-            ProtocolError: malformed.
-        """
-        message = Message(kind, fields, [])
-        if kind == Kind.JOIN:
-            return self.joined(*fields_of(message, int, int, dict))
-        if kind == Kind.LEFT:
-            return self.left(*fields_of(message, int, int, str, (dict, type(None))))
-        worker, run, report = fields_of(message, int, int, dict)
-        return [Reported(worker, run, Report.from_wire(report))] if self.admitted.get(worker) == run else []
 
 
 class EmbeddedSource:
@@ -193,6 +134,10 @@ class EmbeddedSource:
         """Workers that hold a lease now."""
         return len(self._router.leases)
 
+    def away(self, now: float) -> str:
+        """See ``RequestSource.away``."""
+        return ""
+
     def close(self) -> None:
         """Closes the socket; with an own context waits for what is under way, for the linger time."""
         self._frontend.close()
@@ -244,7 +189,7 @@ class BrokerSource:
         self._granted = 0
         self._session: tuple[int, int] | None = None
         self._dismissed: str | None = None
-        self._next_ready = clock()
+        self._heard = self._next_ready = clock()
         self.counters: dict[str, int] = {"malformed": 0, "unsent": 0, "request_of_gone_worker": 0}
 
     def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
@@ -305,6 +250,13 @@ class BrokerSource:
     def workers(self) -> int:
         """Workers that this learner has admitted and that have not left."""
         return len(self._roll.admitted)
+
+    def away(self, now: float) -> str:
+        """See ``RequestSource.away``. A broker answers every READY."""
+        if self._session is None:
+            return "no broker has answered yet"
+        silent = now - self._heard
+        return f"the broker is silent for {silent:.0f} s" if silent > SILENT_HEARTBEATS * self._heartbeat else ""
 
     def close(self) -> None:
         """Closes the socket; with an own context waits for what is under way, for the linger time."""
@@ -381,6 +333,7 @@ class BrokerSource:
 
     def _take_broker(self, message: Message) -> None:
         (status,) = fields_of(message, dict)
+        self._heard = self._clock()
         if status.get("refused"):
             raise ComponentError(f"the broker refused this learner: {str(status['refused'])[:300]}")
         busy = status.get("busy_percent")

@@ -74,6 +74,7 @@ class At(IntEnum):
     WELCOMED = 16  # the broker has taken the HELLO
     BYE = 17  # the broker has booked BYE
     ACTION_KIND = 18  # numpy's character for the actions' dtype
+    SERVING = 19  # a learner has admitted the worker, and its connection stands
 
 
 # On the path of every message: enumerations are slow.

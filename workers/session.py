@@ -92,6 +92,11 @@ class Session:
         """Nothing is to be stepped any more."""
         return self.state is not State.SERVING and self.state is not State.JOINING
 
+    @property
+    def serving(self) -> bool:
+        """A learner has admitted this run, as far as we know, and nothing keeps it from the broker."""
+        return self._joined and self.state is State.SERVING and self._broker != "no_learner"
+
     def outstanding(self) -> list[int]:
         """Groups that wait for their actions."""
         return [i for i, group in enumerate(self._groups) if group.step is not None]

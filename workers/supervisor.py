@@ -32,8 +32,10 @@ from pipeline import logs
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, EnvironmentFailure, SeedmqError
 from pipeline.folders import private_folder
+from pipeline.metrics.endpoint import served
 from pipeline.protocol import Report
 from pipeline.stopping import StopToken
+from workers import metrics
 from workers.assignment import Assignment
 from workers.block import At, Block, Phase
 from workers.child import child_main
@@ -66,7 +68,9 @@ def supervise(config: Config, stop: StopToken) -> int:
     """
     supervisor = Supervisor(config, stop)
     try:
-        supervisor.run()
+        with served(config.metrics, metrics.registry(supervisor), metrics.health(supervisor), stop):
+            supervisor.run()
+        stop.raise_error()
     except SeedmqError as error:
         log.error("worker %s: %s", supervisor.worker_id, error)
         return error.exit_code
@@ -78,6 +82,7 @@ class Supervisor:
 
     Attributes:
         faults: Of all children: kind (``env_hangs``, ``env_errors``, ``env_memory``, ``non_finite``) -> number.
+        looked: Monotonic seconds when it last looked after its child. Any thread may read it.
     """
 
     def __init__(self, config: Config, stop: StopToken) -> None:
@@ -89,7 +94,9 @@ class Supervisor:
         self._budget = RestartBudget(config.environment.fault_budget)
         self._worker = -1
         self._generation = 0
+        self._block: Block | None = None
         self._last_fault = ""
+        self.looked = time.monotonic()
         self._reports: dict[int, Report] = {}  # last words of dead runs that the broker has not heard
 
     def run(self) -> None:
@@ -108,6 +115,15 @@ class Supervisor:
                     self._recover(fault)
             finally:
                 say_bye(self._config, self._reports)
+
+    def why_not_admitted(self) -> str:
+        """Why no environment of it steps for a learner; empty: it is admitted. Any thread."""
+        block = self._block
+        if block is None:
+            return f"environments start anew: {self._last_fault}" if self._last_fault else "environments start"
+        if block.numbers[At.SERVING]:
+            return ""
+        return "environments are made" if block.phase is Phase.MAKING else "no learner has admitted this worker"
 
     def _recover(self, fault: Fault) -> None:
         delay = self._budget.fault(time.monotonic(), random.random())
@@ -139,9 +155,11 @@ class Supervisor:
         )
         process = self._context.Process(target=child_main, args=(assignment,), name="seedmq-environments")
         process.start()
+        self._block = block
         try:
             fault = self._watch(process, block, dump)
         finally:
+            self._block = None
             process.kill()
             process.join(5.0)
         self._settle(run, block, fault)
@@ -155,7 +173,7 @@ class Supervisor:
         suspect, large = -1, 0
         scale = _Scale(process.pid, self._config.environment.max_memory_bytes)
         while not connection.wait([process.sentinel], POLL_SECONDS):
-            now = time.monotonic()
+            self.looked = now = time.monotonic()
             if kill_at is None:
                 large = scale.above(now)
                 if large or self._stop.stopped:

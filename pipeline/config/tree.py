@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from pipeline.config.evaluation import EvaluationSection
+from pipeline.config.metrics import MetricsSection
 from pipeline.config.r2d2 import R2d2Section
 from pipeline.config.replay import ReplaySection
 from pipeline.config.section import Seconds, Section
@@ -321,6 +322,8 @@ class Config(Section):
     """Checkpoints."""
     security: SecuritySection = Field(default_factory=SecuritySection)
     """Keys."""
+    metrics: MetricsSection = Field(default_factory=MetricsSection)
+    """What Prometheus, and whoever asks whether a process is alive and ready, is told."""
 
     @property
     def environments(self) -> int:

@@ -31,6 +31,7 @@ import click
 
 from pipeline import logs
 from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
+from pipeline.config.metrics import MetricsSection
 from pipeline.config.tree import Config, WorkersSection
 from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError
 from pipeline.folders import private_folder, sweep
@@ -224,15 +225,31 @@ def _resolved(loaded: Loaded, folder: Path, embedded_store: EmbeddedServer | Non
 def _commands(config: Config, directory: RunDirectory, folder: Path) -> dict[str, list[str]]:
     """component -> command line; writes the resolved configurations that they read into ``folder``."""
     base = [sys.executable, "-m", "pipeline.cli", *logs.current().arguments()]
-    shared = _written(folder / "config.yaml", config)
-    commands = {
-        LEARNER: [*base, "learner", "--config", shared, "--run-dir", str(directory.path)],
-        BROKER: [*base, "broker", "--config", shared],
+    workers = _workers(config)
+    files = {
+        name: _written(
+            folder / f"{name}.yaml",
+            config.model_copy(update={"workers": workers.get(name, config.workers), "metrics": section}),
+        )
+        for name, section in _metrics(config).items()
     }
-    for name, section in _workers(config).items():
-        file = _written(folder / f"{name}.yaml", config.model_copy(update={"workers": section}))
-        commands[name] = [*base, "worker", "--config", file]
-    return commands
+    commands = {
+        LEARNER: [*base, "learner", "--config", files[LEARNER], "--run-dir", str(directory.path)],
+        BROKER: [*base, "broker", "--config", files[BROKER]],
+    }
+    return commands | {name: [*base, "worker", "--config", files[name]] for name in workers}
+
+
+def _metrics(config: Config) -> dict[str, MetricsSection]:
+    """component -> where it serves its metrics: on ports one after the other, in this order.
+
+    Raises:
+        ConfigError: there are not so many ports.
+    """
+    try:
+        return {name: config.metrics.moved(by) for by, name in enumerate([LEARNER, BROKER, *_workers(config)])}
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _workers(config: Config) -> dict[str, WorkersSection]:

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.bottleneck import Facts, Watch, diagnose
 from pipeline.protocol import MAX_HEAD_BYTES, Kind, encode
 from pipeline.routing.leases import Lease
+from pipeline.routing.reading import read
 from pipeline.routing.router import Router
 from pipeline.stages import BUSY, Meter, Shares, Stage
 
@@ -31,6 +32,7 @@ class StatusBoard:
 
     Attributes:
         shares: Of that stage, in the last second.
+        reading: What the router knew and had counted at the last ``observe``. Any thread may read it.
     """
 
     def __init__(self, router: Router, stage: Stage | None = None) -> None:
@@ -41,6 +43,7 @@ class StatusBoard:
         self._watch = Watch()
         self._names_own = False  # what the broker itself knows goes before what the learner says
         self.shares: Shares = {}
+        self.reading = read(router)
 
     @property
     def busy_percent(self) -> int:
@@ -52,6 +55,7 @@ class StatusBoard:
         if now - self._observed >= INTERVAL_SECONDS:
             self._observed = now
             self.shares = self._meter.interval()
+            self.reading = read(self._router)
             found = diagnose(self._facts(now))
             self._names_own = found is not None
             if found is None:

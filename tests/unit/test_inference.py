@@ -54,6 +54,9 @@ class Script:
 
     def publish(self, status: dict[str, Any]) -> None: ...
 
+    def away(self, now: float) -> str:
+        return ""
+
 
 class Slots:
     """A policy whose action is the slot and the sum of its observation: what went in comes out."""
