@@ -179,6 +179,7 @@ class Reporter:
             **parts.path.status(),
             **self._writes.status(),
             "live": dict(parts.live.values),
+            "faults": dict(parts.inference.environments.faults),
             "ledger": ledger,
         }
 
@@ -205,7 +206,7 @@ class Reporter:
             self._watch.observe(diagnose(self._facts(parts, self._shares)), now)
 
     def _facts(self, parts: Parts, shares: Shares) -> Facts:
-        training, evaluating, _ = parts.inference.environments
+        training, evaluating, *_ = parts.inference.environments
         held = parts.inference.held_back
         if held is None and shares.get("inference", {}).get(ROOM, 0.0) > HELD_SHARE:
             held = parts.path.writer.why_full()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from learner.assembler import Assembler, Unroll
+from learner.faults import WorkerFaults
 from learner.slots import Group, Member, SlotTable
 from pipeline.errors import SpaceError
 from pipeline.ledger import Ledger
@@ -55,11 +57,13 @@ class Environments(NamedTuple):
         training: Workers that train.
         evaluating: Workers that evaluate.
         busy: Mean share of the last second that training workers' environments stepped; None before the first report.
+        faults: Of all workers since the learner began: kind -> number.
     """
 
     training: int
     evaluating: int
     busy: float | None
+    faults: Mapping[str, int] = MappingProxyType({})
 
 
 class Roster:
@@ -96,6 +100,7 @@ class Roster:
         self._assembler = assembler
         self._ledger = ledger
         self._evaluates_now = evaluates_now
+        self._faults = WorkerFaults()
         # Of runs that are not here (not back yet, or ended).
         self._known: OrderedDict[int, dict[int, int]] = OrderedDict()
         for (run, offset), index in known.items():
@@ -106,7 +111,7 @@ class Roster:
         """Admits a run (again, where it is admitted already); None means admitted."""
         hello = event.hello
         for run, wire in hello.reports.items() if hello.mode != "eval" else ():
-            self._hear(event.worker, int(run), Report.from_wire(wire))
+            self._hear(hello.worker_id, int(run), Report.from_wire(wire))
         if self.table.get(event.worker, event.run) is not None:
             return None
         try:
@@ -145,6 +150,8 @@ class Roster:
         if member is None:
             return []
         log.info("worker %d (%s) left: %s", event.worker, member.worker_id, event.reason)
+        if event.report is not None:
+            self._faults.hear(member.worker_id, event.report.faults)
         unrolls = self._assembler.flush(member.slots())
         if self._evaluates(member):  # in no book: it had nothing to deliver
             return unrolls
@@ -165,13 +172,15 @@ class Roster:
         member = self.table.get(event.worker, event.run)
         if member is not None:
             member.report = event.report
+            self._faults.hear(member.worker_id, event.report.faults)
 
     def environments(self) -> Environments:
         """What the admitted workers said last."""
         members = list(self.table)
         training = [member for member in members if not self._evaluates(member)]
         busy = [member.report.busy_percent / 100 for member in training if member.report is not None]
-        return Environments(len(training), len(members) - len(training), sum(busy) / len(busy) if busy else None)
+        share = sum(busy) / len(busy) if busy else None
+        return Environments(len(training), len(members) - len(training), share, self._faults.total())
 
     def frontier(self, pending: Known) -> Frontier:
         """Where every training environment stands, also of runs that are not back yet or whose unrolls are being put.
@@ -208,8 +217,9 @@ class Roster:
     def _evaluates(member: Member) -> bool:
         return any(group.evaluation for group in member.groups)
 
-    def _hear(self, worker: int, run: int, report: Report) -> None:
+    def _hear(self, worker_id: str, run: int, report: Report) -> None:
         """The last word on a run that died without a BYE; it may still hold its lease here."""
+        self._faults.hear(worker_id, report.faults)
         living = next((m for m in self.table if m.run == run), None)
         if living is not None:
             living.report = report

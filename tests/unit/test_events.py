@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import psutil
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.events import Events
+from learner.events import RESOLUTION, Events
 from learner.lag import Lag
 from pipeline.run_dir import RunDirectory
 
@@ -26,8 +27,11 @@ def summary(i):
         "episodes": i,
         "evaluation": {"last_return_mean": None},
         "rates": {"agent_steps_per_second": i + 0.125, "environment_steps_per_second": i + 0.375},
-        "queues": {"writer": i},
-        "ledger": {"waiting": {"store": i}},
+        "seconds": i / 2,
+        "updates": i,
+        "faults": {},
+        "queues": {"writer": i, "prefetched_batches": 1},
+        "ledger": {"waiting": {"store": i}, "dropped": {}},
         "policy_lag_mean": i + 0.75,
         "policy_lag_max": i,
         "metrics": dict.fromkeys(("loss", "entropy", "gradient_norm"), i + 0.1),
@@ -36,10 +40,28 @@ def summary(i):
 
 
 @pytest.fixture
-def events(tmp_path):
-    made = Events(RunDirectory(tmp_path))
-    yield made, tmp_path / "events"
+def directory(tmp_path):
+    made = RunDirectory(tmp_path)
+    made.config.write_text("run:\n  seed: 7\n")
+    return made
+
+
+@pytest.fixture
+def events(directory):
+    made = Events(directory)
+    yield made, directory.events
     made.close()
+
+
+def read(folder):
+    """As TensorBoard reads it."""
+    accumulator = EventAccumulator(str(folder), {"tensors": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def steps(folder, tag="episodes/return_mean"):
+    return [event.step for event in read(folder).Tensors(tag)]
 
 
 def test_a_report_is_written_at_its_frames(events):
@@ -51,6 +73,7 @@ def test_a_report_is_written_at_its_frames(events):
         value.tag: (event.step, float(tf.make_ndarray(value.tensor)))
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
+        if value.tensor.dtype == tf.float32
     }
     assert found["episodes/return_mean"] == (7, 7.25)
     assert found["stages/training_busy"] == (7, 0.5)
@@ -59,7 +82,7 @@ def test_a_report_is_written_at_its_frames(events):
 
 @pytest.mark.parametrize("room", range(0, 1000, 50))
 def test_a_disk_that_takes_no_more_is_an_oserror(events, room):
-    """TensorFlow writes in the midst of a report and at its end."""
+    """What it takes half of is taken back: what is written when there is room again is found behind it."""
     made, folder = events
     made.write(summary(0), Lag())
     (path,) = folder.iterdir()
@@ -67,6 +90,8 @@ def test_a_disk_that_takes_no_more_is_an_oserror(events, room):
         for i in range(1, REPORTS):
             made.write(summary(i), Lag())
     made.write(summary(REPORTS), Lag())
+    found = steps(folder)
+    assert found == [*range(len(found) - 1), REPORTS]
 
 
 @contextmanager
@@ -83,9 +108,9 @@ def largest_file(size):
 
 
 @pytest.mark.parametrize("room", [0, 10])
-def test_a_disk_that_is_full_from_the_beginning_is_an_oserror_until_there_is_room(tmp_path, room):
+def test_a_disk_that_is_full_from_the_beginning_is_an_oserror_until_there_is_room(directory, room):
     """As a learner that is resumed may find it; no empty file is left by each try."""
-    made, folder = Events(RunDirectory(tmp_path)), tmp_path / "events"
+    made, folder = Events(directory), directory.events
     with largest_file(room):
         for i in range(3):
             with pytest.raises(OSError, match="too large"):
@@ -97,9 +122,29 @@ def test_a_disk_that_is_full_from_the_beginning_is_an_oserror_until_there_is_roo
     assert {event.step for event in tf.compat.v1.train.summary_iterator(str(path)) if event.summary.value} == {3}
 
 
-def test_no_report_is_no_file(tmp_path):
-    Events(RunDirectory(tmp_path)).close()
-    assert not (tmp_path / "events").exists()
+def test_no_report_is_no_file(directory):
+    Events(directory).close()
+    assert not directory.events.exists()
+
+
+def test_each_curve_says_what_it_is(events):
+    made, folder = events
+    for i in range(2):
+        made.write(summary(i), Lag())
+    metadata = {tag: read(folder).SummaryMetadata(tag) for tag in read(folder).Tags()["tensors"]}
+    kinds = {tag: one.plugin_data.plugin_name for tag, one in metadata.items()}
+    described = [tag for tag, kind in kinds.items() if kind == "scalars"]
+    assert len(described) > 15 and all(metadata[tag].summary_description for tag in described)
+    assert kinds["run/config"] == "text" and "custom_scalars" in kinds.values()
+
+
+def test_reports_of_a_long_run_are_few(events):
+    made, folder = events
+    hours = 24 * 3600
+    for i in range(0, 7 * hours, 60):
+        made.write({**summary(i), "seconds": i}, Lag())
+    assert len(steps(folder)) < RESOLUTION * 6
+    assert steps(folder)[:80] == [60 * i for i in range(80)]
 
 
 def test_memory_is_flat_over_many_reports(events):

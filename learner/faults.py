@@ -1,0 +1,36 @@
+"""Faults of workers' environments, as their reports count them. Owned by the inference thread."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+
+REMEMBERED_WORKERS = 4096
+MAX_KINDS = 32
+OTHER = "other"
+
+
+class WorkerFaults:
+    """Adds up what each worker counts from 0 whenever its process begins."""
+
+    def __init__(self) -> None:
+        self._total: Counter[str] = Counter()
+        self._heard: OrderedDict[str, Mapping[str, int]] = OrderedDict()
+
+    def hear(self, worker_id: str, faults: Mapping[str, int]) -> None:
+        """Takes a worker's counts: kind -> number. What has fallen was counted anew."""
+        before = self._heard.get(worker_id, {})
+        for kind, number in faults.items():
+            known = kind if kind in self._total or len(self._total) < MAX_KINDS else OTHER
+            was = before.get(kind, 0)
+            if number:
+                self._total[known] += number - was if number >= was else number
+        if faults or before:
+            self._heard[worker_id] = faults
+            self._heard.move_to_end(worker_id)
+        if len(self._heard) > REMEMBERED_WORKERS:
+            self._heard.popitem(last=False)
+
+    def total(self) -> dict[str, int]:
+        """Kind -> number, of all workers since this learner began."""
+        return dict(self._total)
