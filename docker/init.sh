@@ -7,13 +7,16 @@
 #   /run/seedmq/redis    Redis' configuration with its password, password   redis, learner
 #
 # What stands is kept. Each directory is complete once its last file is there, so an interrupted run is begun again.
+#
+#   init.sh NAME   then adds a client pair NAME for workers of another host, and writes its directory to the standard
+#                  output, as tar
 set -eu
 umask 077
 root=/run/seedmq
 
 if [ ! -e "$root/fleet/complete" ]; then
   rm -rf "$root/fleet"/* "$root/client"/* "$root/learner"/* # a pair without its fleet opens nothing
-  seedmq keys "$root/fleet"
+  seedmq keys "$root/fleet" >&2
   touch "$root/fleet/complete"
 fi
 
@@ -37,4 +40,10 @@ CONF
   mv "$root/redis/password.new" "$root/redis/password"
 fi
 
-echo "init: keys and password are in place"
+echo "init: keys and password are in place" >&2
+
+if [ $# -gt 0 ]; then
+  case "$1" in */* | .*) echo "init: $1 is no name" >&2 && exit 2 ;; esac
+  [ -d "$root/fleet/clients/$1" ] || seedmq keys "$root/fleet" --client "$1" >&2
+  tar -C "$root/fleet/clients" -c "$1"
+fi

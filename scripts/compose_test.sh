@@ -1,37 +1,48 @@
 #!/usr/bin/env bash
 # Tries docker-compose.yml for real, from a clean clone of HEAD: `make compose-test`.
 #
-#   COMPOSE_CYCLES   how often everything is brought up, killed and taken down   1
-#   COMPOSE          the command                       docker-compose, else `docker compose`
+#   COMPOSE_CYCLES   how often it is brought up in a random order, seen to train and stopped   3
+#   COMPOSE          the command                                   docker-compose, else `docker compose`
 #
-# A cycle: up in a random order until CartPole is solved and everybody went home; up again with an endless run; crash
-# each service in turn (its restart policy brings it back), `docker kill` it (`up` brings it back), scale the workers;
-# down. Exits 1 at the first thing that does not come about in time.
+# First `up` until CartPole is solved and everybody went home. Then an endless run: health, who reaches which port, more
+# workers, a worker of another network, Prometheus and Grafana; each service crashes (its restart policy brings it back) and
+# is killed by hand (`up` brings it back). Then the cycles. Exits 1 at the first thing that does not come about in time.
 set -euo pipefail
 
-cycles=${COMPOSE_CYCLES:-1}
+cycles=${COMPOSE_CYCLES:-3}
 if [ -z "${COMPOSE:-}" ]; then
   COMPOSE=docker-compose
   command -v docker-compose >/dev/null || COMPOSE="docker compose"
 fi
 progress_seconds=60
 recovery_seconds=60
+healthy_seconds=90
 solve_seconds=300
+rate_seconds=15
+image_megabytes=400 # of the small image, beyond its base
 
 project=seedmqtest # its images stay, as cache of the next test
+outside=$project-outside
+services=(redis broker learner worker tensorboard)
+# What listens in a container. Only tensorboard's port is published, on the loopback.
+declare -A listens=([redis]=6379 [broker]="5555 5556 9464" [learner]=9464 [worker]=9464 [tensorboard]=6006)
+all_ports=5555,5556,6006,6379,9464
+
 [ -z "$(docker ps -aq --filter "label=com.docker.compose.project=$project")" ] ||
   { echo "compose_test: another test is running, or one was killed: $COMPOSE -p $project down -v" >&2; exit 1; }
+source_folder=$(cd "$(dirname "$0")" && pwd)
 folder=$(mktemp -d)
 clone=$folder/seedmq
-unset SEEDMQ_CONFIG SEEDMQ_RUN SEEDMQ_WORKERS SEEDMQ_ENVS_PER_WORKER
-export SEEDMQ_CONFIG=cartpole_vtrace SEEDMQ_RUN=solve SEEDMQ_WORKERS=2
+# shellcheck source=scripts/compose_checks.sh
+. "$source_folder/compose_checks.sh"
 
-compose() { (cd "$clone" && $COMPOSE -p "$project" "$@"); }
-say() { echo "compose_test: $*"; }
-now() { date +%s%N; }
-seconds_since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", (b - a) / 1e9 }'; }
-containers() { docker ps -aq --filter "label=com.docker.compose.project=$project" --filter "label=com.docker.compose.service=$1"; }
-state() { docker inspect -f '{{.State.Status}} {{.State.ExitCode}}' "$1"; }
+unset SEEDMQ_ENVS_PER_WORKER
+export SEEDMQ_CONFIG=cartpole_vtrace SEEDMQ_RUN=solve SEEDMQ_WORKERS=2
+SEEDMQ_TENSORBOARD_PORT=$(free_port)
+SEEDMQ_PUBLISH=$(free_port)
+SEEDMQ_PROMETHEUS_PORT=$(free_port)
+SEEDMQ_GRAFANA_PORT=$(free_port)
+export SEEDMQ_TENSORBOARD_PORT SEEDMQ_PUBLISH SEEDMQ_PROMETHEUS_PORT SEEDMQ_GRAFANA_PORT
 
 finish() {
   code=$?
@@ -40,72 +51,67 @@ finish() {
     compose ps || true
     compose logs --tail=25 || true
   fi
+  docker rm -f "$outside" >/dev/null 2>&1 || true
+  docker network rm "$outside" >/dev/null 2>&1 || true
   compose down -v --remove-orphans -t 20 >/dev/null 2>&1 || true
   rm -rf "$folder"
   exit "$code"
 }
 trap finish EXIT
 
-# wait_for SECONDS WHAT COMMAND...: until the command succeeds.
-wait_for() {
-  local limit=$1 what=$2 began
+solve() {
+  local began
   began=$(now)
-  shift 2
-  until "$@"; do
-    if awk -v s="$(seconds_since "$began")" -v l="$limit" 'BEGIN { exit !(s > l) }'; then
-      say "not within $limit s: $what"
-      return 1
-    fi
-    sleep 0.3
-  done
+  compose up -d >/dev/null 2>&1
+  wait_for "$progress_seconds" "first update" past_version 0
+  say "up: first update seen after $(seconds_since "$began") s"
+  check_images
+  check_solved
+  wait_for "$recovery_seconds" "TensorBoard shows the curves of the run" tensorboard_shows solve
 }
 
-# A number of the run's summary.json, which stands in the volume; 0 where there is none yet.
-summary() {
-  local value
-  value=$(docker cp "$(containers learner)":/runs/"$SEEDMQ_RUN"/summary.json - 2>/dev/null | tar -xO 2>/dev/null |
-    sed -n "s/^ \"$1\": \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}$/\1/p" || true)
-  echo "${value:-0}"
+# More workers while it trains: more steps a second, or a name for what holds them up.
+scale() {
+  local before after found
+  before=$(rate)
+  compose up -d --scale worker="$1" >/dev/null 2>&1
+  wait_for "$recovery_seconds" "$1 workers are served" workers_are "$1"
+  progress "scaling to $1 workers"
+  after=$(rate)
+  found=$(bottleneck)
+  say "$SEEDMQ_WORKERS workers: $before steps a second; $1 workers: $after; bottleneck: ${found:-none named}"
+  if awk -v a="$before" -v b="$after" 'BEGIN { exit !(b < 1.1 * a) }'; then
+    case "$found" in
+    environments* | broker* | inference* | store* | training* | messages*) ;;
+    *) say "no faster with $1 workers, and nothing is named for it" && return 1 ;;
+    esac
+  fi
+  compose up -d --scale worker="$SEEDMQ_WORKERS" >/dev/null 2>&1
+  wait_for "$recovery_seconds" "$SEEDMQ_WORKERS workers are served" workers_are "$SEEDMQ_WORKERS"
 }
 
-# Versions are never used twice, so a larger one is a new update, also after a restart.
-past_version() { [ "$(summary version)" -gt "$1" ]; }
-progress() { wait_for "$recovery_seconds" "updates after $1" past_version "$(($(summary version) + 5))"; }
-
-workers() {
-  compose exec -T broker seedmq status --broker tcp://127.0.0.1:5555 --keys /run/seedmq/fleet --json 2>/dev/null |
-    sed -n 's/.*"workers_total": \([0-9]*\).*/\1/p'
-}
-workers_are() { [ "$(workers || true)" = "$1" ]; }
-restarted() { [ "$(docker inspect -f '{{.RestartCount}}' "$1")" -gt "$2" ] && [[ "$(state "$1")" == running* ]]; }
-exited() { [[ "$(state "$1")" == exited* ]]; }
-
-up_in_random_order() {
-  local service order
-  order=$(shuf -e redis broker learner worker | tr '\n' ' ')
-  compose up init >/dev/null 2>&1
-  say "starting in the order $order"
-  for service in $order; do
-    compose up -d --no-deps "$service" >/dev/null 2>&1
-  done
+# A worker in a network of its own comes in by the one port that docker/publish.yml opens, with keys of its own.
+join_from_outside() {
+  local gateway
+  gateway=$(docker network inspect -f '{{(index .IPAM.Config 0).Gateway}}' "$outside")
+  compose -f docker-compose.yml -f docker/publish.yml up -d >/dev/null 2>&1
+  compose run --rm -T init "$outside" 2>/dev/null | tar -x --no-same-owner -C "$folder"
+  docker run -d --name "$outside" --network "$outside" --user "$(id -u):$(id -g)" \
+    -v "$folder/$outside:/keys:ro" -v "$clone/configs:/app/configs:ro" "$(image worker)" \
+    worker --config "$SEEDMQ_CONFIG" --set security.keys=/keys --set "broker.connect=tcp://$gateway:$SEEDMQ_PUBLISH" >/dev/null
+  wait_for "$recovery_seconds" "the worker of another network is served" workers_are "$((SEEDMQ_WORKERS + 1))"
+  docker rm -f "$outside" >/dev/null
+  compose up -d >/dev/null 2>&1
+  wait_for "$recovery_seconds" "its lease ends" workers_are "$SEEDMQ_WORKERS"
+  progress "the port is closed again"
+  say "a worker of another network joined by port $SEEDMQ_PUBLISH"
 }
 
-check_ports() {
-  local published
-  published=$(docker ps --filter "label=com.docker.compose.project=$project" --format '{{.Ports}}' | grep -- '->' || true)
-  [ -z "$published" ] || { say "published: $published"; return 1; }
-  compose exec -T redis redis-cli ping 2>&1 | grep -q NOAUTH || { say "Redis answers without a password"; return 1; }
-}
-
-check_solved() {
-  local id
-  for id in $(containers learner) $(containers worker); do
-    wait_for "$solve_seconds" "learner and workers end by themselves" exited "$id"
-    [ "$(state "$id")" = "exited 0" ] || { say "container $id: $(state "$id")"; return 1; }
-  done
-  [ "$(summary stop_reason)" = solved ] || { say "stop_reason is $(summary stop_reason)"; return 1; }
-  say "solved after $(summary seconds) s of training, $(summary agent_steps) agent steps," \
-    "$(summary agent_steps_per_second) a second, mean return $(summary episode_return_mean)"
+# Training goes on, all workers are back, TensorBoard shows it.
+healed() {
+  progress "$1"
+  wait_for "$recovery_seconds" "all workers are back after $1" workers_are "$SEEDMQ_WORKERS"
+  wait_for "$recovery_seconds" "TensorBoard shows the run after $1" tensorboard_shows "$SEEDMQ_RUN"
 }
 
 # Ends every process below the container's init, as a crash would.
@@ -116,9 +122,8 @@ crash() {
   began=$(now)
   docker exec "$id" sh -c 'kill -9 -1' || true
   wait_for "$recovery_seconds" "$1 restarts" restarted "$id" "$restarts"
-  progress "the crash of $1"
-  wait_for "$recovery_seconds" "all workers are back after the crash of $1" workers_are "$SEEDMQ_WORKERS"
-  say "$1 crashed: training again, all workers back, after $(seconds_since "$began") s"
+  healed "the crash of $1"
+  say "$1 crashed: training, with all workers, after $(seconds_since "$began") s"
 }
 
 # `docker kill` counts as a stop by hand, which no restart policy undoes: `up` does.
@@ -127,66 +132,71 @@ kill_by_hand() {
   began=$(now)
   docker kill "$(containers "$1" | head -n 1)" >/dev/null
   compose up -d >/dev/null 2>&1
-  progress "docker kill of $1"
-  wait_for "$recovery_seconds" "all workers are back after docker kill of $1" workers_are "$SEEDMQ_WORKERS"
-  say "$1 killed by hand: training again, all workers back, after $(seconds_since "$began") s"
+  healed "docker kill of $1"
+  say "$1 killed by hand: training, with all workers, after $(seconds_since "$began") s"
 }
 
-scale() {
-  local began
-  began=$(now)
-  compose up -d --scale worker="$1" >/dev/null 2>&1
-  wait_for "$recovery_seconds" "$1 workers are served" workers_are "$1"
-  progress "scaling to $1 workers"
-  say "scaled to $1 workers after $(seconds_since "$began") s"
-}
-
-check_gone() {
-  local left
-  left=$(docker ps -aq --filter "label=com.docker.compose.project=$project")
-  left+=$(docker volume ls -q --filter "label=com.docker.compose.project=$project")
-  left+=$(docker network ls -q --filter "label=com.docker.compose.project=$project")
-  [ -z "$left" ] || { say "left behind: $left"; return 1; }
-}
-
-cycle() {
-  local began service
-  SEEDMQ_CONFIG=cartpole_vtrace SEEDMQ_RUN=solve
-  began=$(now)
-  up_in_random_order
-  wait_for "$progress_seconds" "first update" past_version 0
-  say "first update seen $(seconds_since "$began") s after the first start"
-  check_ports
-  check_solved
-
+endless() {
+  local service
   SEEDMQ_CONFIG=configs/endless.yaml SEEDMQ_RUN=endless
+  docker network create "$outside" >/dev/null
   compose up -d >/dev/null 2>&1
   wait_for "$progress_seconds" "first update of the second run" past_version 0
-  for service in worker redis broker learner; do
+  for service in "${services[@]}"; do
+    wait_for "$healthy_seconds" "$service is healthy" healthy "$service"
+  done
+  say "every service is healthy"
+  check_ports
+  scale 8
+  join_from_outside
+  check_metrics
+  for service in "${services[@]}"; do
     crash "$service"
   done
-  for service in worker redis broker learner; do
+  for service in "${services[@]}"; do
     kill_by_hand "$service"
   done
-  scale 3
-  scale "$SEEDMQ_WORKERS"
-
-  began=$(now)
+  stop_in_order
   compose down -v -t 20 >/dev/null 2>&1
   check_gone
-  say "down after $(seconds_since "$began") s"
 }
 
-git clone -q "$(git -C "$(dirname "$0")" rev-parse --show-toplevel)" "$clone"
+# Up in a random order until it trains; every other time a run that was stopped before goes on.
+cycle() {
+  local began order service version=0
+  began=$(now)
+  order=$(shuf -e "${services[@]}" | tr '\n' ' ')
+  compose up init >/dev/null 2>&1
+  for service in $order; do
+    compose up -d --no-deps "$service" >/dev/null 2>&1
+  done
+  [ "$(($1 % 2))" = 1 ] || version=$last_version
+  wait_for "$progress_seconds" "an update after version $version, started in the order $order" past_version "$version"
+  say "cycle $1 of $cycles: trains $(seconds_since "$began") s after the first start; order $order"
+  stop_in_order
+  last_version=$(summary version)
+  if [ "$(($1 % 2))" = 1 ]; then
+    compose down -t 20 >/dev/null 2>&1
+  else
+    compose down -v -t 20 >/dev/null 2>&1
+    check_gone
+  fi
+}
+
+git clone -q "$(git -C "$source_folder" rev-parse --show-toplevel)" "$clone"
 sed -e 's/^  solved_return:.*/  solved_return: null/' -e 's/^  max_seconds:.*/  max_seconds: 3600/' \
   "$clone/configs/cartpole_vtrace.yaml" > "$clone/configs/endless.yaml"
 chmod -R a+rX "$folder"
 
 began=$(now)
 compose build >"$folder/build.log" 2>&1 || { tail -n 30 "$folder/build.log"; exit 1; }
-say "images built in $(seconds_since "$began") s"
+say "$($COMPOSE version | head -n 1): images built in $(seconds_since "$began") s"
+solve
+endless
+last_version=0
 for number in $(seq "$cycles"); do
-  say "cycle $number of $cycles"
-  cycle
+  cycle "$number"
 done
-say "passed: $cycles of $cycles cycles"
+compose down -v -t 20 >/dev/null 2>&1
+check_gone
+say "passed: solved, healed, and $cycles of $cycles cycles"

@@ -43,6 +43,8 @@ def test_base_images_are_arguments_with_exact_defaults() -> None:
     dockerfile = (ROOT / "docker/Dockerfile").read_text("utf-8")
     assert "ARG PYTHON_IMAGE=python:3.11-slim\nFROM ${PYTHON_IMAGE}" in dockerfile
     assert "-c constraints.txt" in dockerfile
+    for name in ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):
+        assert f"ARG {name}=/build/constraints.txt" in dockerfile
 
 
 def test_tensorflow_is_in_the_learner_image_only() -> None:
@@ -50,9 +52,12 @@ def test_tensorflow_is_in_the_learner_image_only() -> None:
     for name in ("init", "broker", "worker"):
         assert "image" not in found[name]  # one name built by two services at once collides in Compose v2
         assert "learner" not in found[name]["build"]["args"]["EXTRAS"]
-    assert "image" not in found["learner"]
-    assert found["learner"]["build"]["args"]["EXTRAS"].split(",")[0] == "learner-cpu"
-    assert services("docker/gpu.yml")["learner"]["build"]["args"]["EXTRAS"].split(",")[0] == "learner"
+    on_gpu = services("docker/gpu.yml")
+    assert set(on_gpu) == {"learner", "tensorboard"}  # one cache
+    for name in on_gpu:
+        assert "image" not in found[name]
+        assert found[name]["build"]["args"]["EXTRAS"].split(",")[0] == "learner-cpu"
+        assert on_gpu[name]["build"]["args"]["EXTRAS"].split(",")[0] == "learner"
 
 
 @pytest.mark.parametrize("name", ROLES)
@@ -109,11 +114,36 @@ def test_commands_parse(name: str) -> None:
     assert isinstance(context, click.Context) and context.params["source"] == "cartpole_vtrace"
 
 
-def test_nothing_is_published_and_redis_is_reached_by_the_learner_only() -> None:
+def test_only_documented_ports_are_published_and_redis_is_reached_by_the_learner_only() -> None:
     found = services()
-    assert not any("ports" in service for service in found.values())
+    assert {name: service["ports"] for name, service in found.items() if "ports" in service} == {
+        "tensorboard": ["127.0.0.1:6006:6006"]
+    }
     assert [name for name, service in found.items() if "store" in service.get("networks", [])] == ["redis", "learner"]
-    assert list(services("docker/publish.yml")) == ["broker"]
+    assert found["tensorboard"]["networks"] == ["view"]  # it reaches nobody
+    assert {name: service["ports"] for name, service in services("docker/publish.yml").items()} == {
+        "broker": ["5555:5555"]
+    }
+
+
+def test_tensorboard_reads_the_runs_and_cannot_write_them() -> None:
+    found = services()
+    assert found["tensorboard"]["volumes"] == ["runs:/runs:ro"] and "runs:/runs" in found["learner"]["volumes"]
+    assert found["tensorboard"]["entrypoint"] == ["tensorboard"]
+    command = found["tensorboard"]["command"]
+    assert command[command.index("--logdir") + 1] == "/runs" and command[command.index("--port") + 1] == "6006"
+
+
+def test_every_service_has_a_health_check_of_what_it_serves() -> None:
+    found = services()
+    assert [name for name, service in found.items() if "healthcheck" not in service] == ["init"]
+    for name in ROLES:
+        config = load("cartpole_vtrace", environ=environment(found[name])).config
+        assert config.metrics.bind == "0.0.0.0:9464"
+        assert found[name]["healthcheck"]["test"][-2:] == ["9464", "/healthz"]
+    assert found["tensorboard"]["healthcheck"]["test"][-2:] == ["6006", "/"]
+    shell, test = found["redis"]["healthcheck"]["test"]  # the password stands in the environment of redis-cli alone
+    assert shell == "CMD-SHELL" and test.startswith("REDISCLI_AUTH=$$(cat /run/seedmq/redis/password) redis-cli ping")
 
 
 def test_secrets_reach_only_who_needs_them() -> None:
