@@ -61,6 +61,7 @@ class Reporter:
     """Reports every interval, and once at the end.
 
     Attributes:
+        devices: Which infer and which train, in words.
         store_trouble: What keeps the store's connections from it, in words; empty: nothing. Any thread.
 
     Args:
@@ -90,6 +91,7 @@ class Reporter:
         self._stop = stop
         self.store_trouble: Callable[[], str] = str
         self._last: tuple[float, int, int] = (time.monotonic(), 0, 0)
+        self.devices = ""
         self._rates: dict[str, float] = {}
         self._shares: Shares = {}
         self._environments, self._broker = Stage("environments"), Stage("broker")
@@ -123,6 +125,11 @@ class Reporter:
         """The thread's body."""
         stages = (parts.inference.stage, parts.path.writer.stage, parts.path.feed.stage, parts.training.stage)
         self._meter = Meter([self._environments, self._broker, *stages])
+        self._last = (
+            time.monotonic(),
+            parts.ledger.agent_steps,
+            parts.ledger.snapshot()["taken"],
+        )  # with what is restored
         events = Events(self._directory)
         while not self._stop.wait(self._interval):
             parts.live.look()
@@ -179,6 +186,7 @@ class Reporter:
             **parts.path.status(),
             **self._writes.status(),
             "live": dict(parts.live.values),
+            "devices": self.devices,
             "faults": dict(parts.inference.environments.faults),
             "ledger": ledger,
         }

@@ -134,6 +134,7 @@ class Learner:
     def run(self, run: str, checkpoint: Checkpoint | None) -> None:
         """Start order: inference (workers are told to wait), store, spaces, network, the rest; then trains."""
         devices = prepare_devices(self.config)
+        self.reporter.devices = devices.description
         inference = OwnedThread("inference", self.inference.run, self.stop)
         inference.start()
         try:

@@ -33,10 +33,12 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _EXTRAS = {
     "tensorflow": 'the learner needs TensorFlow: pip install "seedmq[learner]", without a GPU "seedmq[learner-cpu]"',
     "ale_py": 'Atari needs ale-py: pip install "seedmq[atari]"',
+    "plotly": 'a report needs Plotly and Jinja2: pip install "seedmq[report]"',
 }
 _EXTRA_OF = {
     **dict.fromkeys(("tensorflow", "keras", "tensorboard"), "tensorflow"),
     "ale_py": "ale_py",
+    **dict.fromkeys(("plotly", "jinja2"), "plotly"),
 }
 
 
@@ -252,6 +254,16 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
     from pipeline.launch import evaluate as launcher
 
     return launcher.evaluate(run_dir, episodes, mode, seed, as_json)
+
+
+@seedmq.command()
+@click.argument("run_dir", type=_FOLDER)
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE.html", help="Replaced if there.")
+def report(run_dir: Path, out: Path) -> int:
+    """Write one HTML page about a run: figures, plots, ledger, faults, settings. It needs no network."""
+    from pipeline.launch.report.page import report as write
+
+    return write(run_dir, out)
 
 
 @seedmq.command()

@@ -2,7 +2,7 @@
 
 ::
 
-    config.yaml      the configuration as the user resolved it, with the versions of what ran it
+    config.yaml      the configuration as the user resolved it, with its name, versions, and the machine
     live.yaml        settings changed while the run goes on (by `seedmq adjust`)
     summary.json     figures, rewritten at every log interval and at the end (by the learner)
     endpoints.json   where `seedmq status` finds the broker
@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import BaseModel
 
 from pipeline.config.load import dump, load
@@ -82,7 +83,7 @@ class RunDirectory:
             directory = cls._resumed(path, config) if resume else cls(_new(path) if path else _new_default(name))
             for folder in (directory.checkpoints, directory.events, directory.logs):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            write_text(directory.config, dump(config, versions()))
+            write_text(directory.config, dump(config, {"config": name, **versions(), "machine": machine()}))
         except OSError as error:
             where = path if path else RUNS
             raise ConfigError(f"cannot write the run directory {where}: {error.strerror or error}") from error
@@ -206,6 +207,17 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def machine() -> str:
+    """What this machine is: processor, cores, memory, system; for reports, not to be parsed."""
+    try:
+        models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    except OSError:  # no Linux
+        models = []
+    processor = models[0].partition(":")[2].strip() if models else platform.processor() or platform.machine()
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{processor}, {os.cpu_count()} cores, {memory:.1f} GiB, {platform.platform(terse=True)}"
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -126,7 +126,7 @@ def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
             ended = _ended(directory)
             if ended is not None:
                 return ended
-            if _is_gone(endpoints):
+            if is_gone(endpoints):
                 raise UnreachableError(
                     f"the run's process {endpoints['pid']} is gone, killed or with its machine, and did not end in "
                     f"order: go on with `seedmq run CONFIG --run-dir {directory.path} --resume`"
@@ -136,7 +136,7 @@ def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
     return read
 
 
-def _is_gone(endpoints: Mapping[str, Any]) -> bool:
+def is_gone(endpoints: Mapping[str, Any]) -> bool:
     """Whether the process that started the run is no more; False where that cannot be told, as of another host's."""
     pid = endpoints.get("pid")
     if type(pid) is not int or not str(endpoints["broker"]).startswith("ipc://"):
