@@ -48,16 +48,21 @@ def missing() -> str | None:
 class Link:
     """``with Link() as link``: a command that starts with ``link.there`` runs on the other host.
 
+    Args:
+        alone: this end stands in a namespace of its own too, where nothing else listens.
+
     Attributes:
         address: of this host, as the other one sees it.
-        there: the beginning of a command line.
+        here: the beginning of a command line on this host; empty where it is not ``alone``.
+        there: the beginning of a command line on the other one.
     """
 
-    def __init__(self) -> None:
-        self._namespace = _name("host")
+    def __init__(self, alone: bool = False) -> None:
+        self._namespaces = [_name("host")] + [_name("here")] * alone
         network = f"198.18.{os.getpid() % 256}"
         self.address, self._other = f"{network}.1", f"{network}.2"
-        self.there = ["ip", "netns", "exec", self._namespace]
+        self.there, *here = (["ip", "netns", "exec", name] for name in self._namespaces)
+        self.here = here[0] if alone else []
         self._pump: subprocess.Popen[bytes] | None = None
 
     def shape(self, delay_seconds: float = 0.0, loss: float = 0.0) -> None:
@@ -71,15 +76,14 @@ class Link:
         here, there = f"chh{os.getpid()}", f"cht{os.getpid()}"
         ends = [_tun(here), _tun(there)]
         try:
-            _ip("netns", "add", self._namespace)
-            _ip("link", "set", there, "netns", self._namespace)
-            for device, address, where in (
-                (here, self.address, []),
-                (there, self._other, ["-n", self._namespace]),
-            ):
+            for device, name in zip((there, here), self._namespaces, strict=False):
+                _ip("netns", "add", name)
+                _ip("link", "set", device, "netns", name)
+                _ip("-n", name, "link", "set", "lo", "up")
+            for device, address, command in ((here, self.address, self.here), (there, self._other, self.there)):
+                where = ["-n", command[-1]] if command else []
                 _ip(*where, "addr", "add", f"{address}/30", "dev", device)
                 _ip(*where, "link", "set", device, "up")
-            _ip("-n", self._namespace, "link", "set", "lo", "up")
             command = [sys.executable, "-m", "tests.chaos.link", *map(str, ends)]
             self._pump = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=ends)
         except BaseException:
@@ -103,7 +107,8 @@ class Link:
                 self._pump.stdin.close()
             self._pump.wait(END_SECONDS)
             self._pump = None
-        subprocess.run(["ip", "netns", "del", self._namespace], capture_output=True, check=False)
+        for name in self._namespaces:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def _name(kind: str) -> str:
