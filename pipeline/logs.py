@@ -54,6 +54,11 @@ def configure(settings: Settings) -> None:
     logging.captureWarnings(True)
 
 
+def is_ours(handler: logging.Handler) -> bool:
+    """Whether ``configure`` made it."""
+    return isinstance(handler.formatter, _TextFormatter | _JsonFormatter)
+
+
 def current() -> Settings:
     """The settings in force, for a child process."""
     return _State.settings

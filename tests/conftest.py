@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 import stat
@@ -17,6 +18,7 @@ import pytest
 import zmq
 import zmq.utils.garbage
 
+from pipeline import logs
 from pipeline.stopping import OwnedThread
 
 TIERS = {"unit": 120, "integration": 300, "system": 1200}
@@ -45,6 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(getattr(pytest.mark, tier))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIERS[tier]))
+
+
+@pytest.fixture(autouse=True)
+def logs_end_with_the_test() -> Iterator[None]:
+    """What a command that ran within the test has set up writes to a stream that pytest closes."""
+    yield
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if logs.is_ours(handler):
+            root.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)
