@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CONFIG ?= cartpole_vtrace
 ARGS   ?=
+# Tests at once: most of them wait for processes most of the time. ARGS=-n0: one after the other, in one process.
+JOBS   ?= 3
 
 # Both packages hold the same TensorFlow and must never stand together: the small one where no NVIDIA GPU is.
 LEARNER ?= $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia/version),learner,learner-cpu)
@@ -43,10 +45,10 @@ run: $(STAMP)
 	$(BIN)/seedmq run $(CONFIG) $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 unit integration system: $(STAMP)
-	$(BIN)/python -m pytest tests/$@ $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/$@ $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
