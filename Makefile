@@ -25,7 +25,7 @@ help:
 	@echo "make chaos-kills  the learner killed at random until it was resumed CHAOS_KILLS times"
 	@echo "make soak         a run that nothing befalls for SOAK_SECONDS: memory, descriptors, reconnects of each process"
 	@echo "make fuzz         100 000 spoilt messages and unrolls, then each reader for FUZZ_SECONDS guided by coverage"
-	@echo "make compose-test docker-compose for real, from a clean clone: starts, crashes, scaling; COMPOSE_CYCLES=N"
+	@echo "make compose-test docker-compose for real, from a clean clone: solves, crashes, scaling, ports; COMPOSE_CYCLES=N"
 	@echo "make bench        every benchmark against its baselines: an hour, on a machine that does nothing else"
 	@echo "make bench-peers  the systems that the benchmarks compare with, each in an environment of its own"
 	@echo "make clean        removes .venv and caches; runs/ stays"

@@ -47,7 +47,7 @@ past_version() { [ "$(summary version)" -gt "$1" ]; }
 progress() { wait_for "$recovery_seconds" "updates after $1" past_version "$(($(summary version) + 5))"; }
 
 status() {
-  compose exec -T broker seedmq status --broker tcp://127.0.0.1:5555 --keys /run/seedmq/fleet --json 2>/dev/null || true
+  docker exec "$(containers broker)" seedmq status --broker tcp://127.0.0.1:5555 --keys /run/seedmq/fleet --json 2>/dev/null || true
 }
 workers_are() { [ "$(status | sed -n 's/.*"workers_total": \([0-9]*\).*/\1/p')" = "$1" ]; }
 
