@@ -7,6 +7,7 @@ Left   -> open unrolls flushed, slots taken back, the run settled: what it took 
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -56,7 +57,8 @@ class Environments(NamedTuple):
     Attributes:
         training: Workers that train.
         evaluating: Workers that evaluate.
-        busy: Mean share of the last second that training workers' environments stepped; None before the first report.
+        busy: Mean share of the last second that training workers' environments stepped, of those that were heard of;
+            None where none was.
         faults: Of all workers since the learner began: kind -> number.
     """
 
@@ -78,6 +80,8 @@ class Roster:
         known: What a predecessor accepted of each environment's run: empty for a new lineage.
         settled: What it booked of runs that ended.
         evaluates_now: Whether evaluation environments can be acted for yet; asked when their workers join.
+        silent_seconds: A worker whose last report is older does not step: it is stopped, hangs, or is cut off.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -92,6 +96,8 @@ class Roster:
         known: Known,
         settled: Mapping[int, Settled],
         evaluates_now: Callable[[], bool] = lambda: True,
+        silent_seconds: float = 3.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spaces = spaces
         self._config_hash = config_hash
@@ -100,6 +106,8 @@ class Roster:
         self._assembler = assembler
         self._ledger = ledger
         self._evaluates_now = evaluates_now
+        self._silent_seconds = silent_seconds
+        self._clock = clock
         self._faults = WorkerFaults()
         # Of runs that are not here (not back yet, or ended).
         self._known: OrderedDict[int, dict[int, int]] = OrderedDict()
@@ -171,14 +179,15 @@ class Roster:
         """A living run's counters: kept for the time when it ends without a last word."""
         member = self.table.get(event.worker, event.run)
         if member is not None:
-            member.report = event.report
+            member.report, member.reported = event.report, self._clock()
             self._faults.hear(member.worker_id, event.report.faults)
 
     def environments(self) -> Environments:
         """What the admitted workers said last."""
         members = list(self.table)
         training = [member for member in members if not self._evaluates(member)]
-        busy = [member.report.busy_percent / 100 for member in training if member.report is not None]
+        heard = [member for member in training if self._clock() - member.reported <= self._silent_seconds]
+        busy = [member.report.busy_percent / 100 for member in heard if member.report is not None]
         share = sum(busy) / len(busy) if busy else None
         return Environments(len(training), len(members) - len(training), share, self._faults.total())
 

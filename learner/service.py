@@ -53,6 +53,7 @@ from pipeline.store.backends import Stores
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 1.0
+SILENT_HEARTBEATS = 3.0
 DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.4  # of what is left of run.drain_timeout_seconds; the rest is for the checkpoint
 
 
@@ -254,6 +255,7 @@ class Learner:
             known=recovered.known,
             settled=recovered.settled,
             evaluates_now=self.warm_up.ready,
+            silent_seconds=SILENT_HEARTBEATS * config.broker.heartbeat_seconds,
         )
         collector = Collector(
             assembler=assembler,

@@ -6,6 +6,7 @@ A repeated sequence number is answered from the group's last reply and advances 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -66,6 +67,7 @@ class Member:
     run: int
     groups: list[Group]
     report: Report | None = None  # its last word so far
+    reported: float = -math.inf  # when it came, monotonic seconds
 
     def slots(self) -> npt.NDArray[np.int32]:
         return np.concatenate([group.slots for group in self.groups])

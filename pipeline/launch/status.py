@@ -6,18 +6,20 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 import zmq
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from pipeline.config.tree import BrokerSection, SecuritySection
 from pipeline.errors import EXIT_FINISHED, ConfigError, ProtocolError, UnreachableError
 from pipeline.launch import status_text
+from pipeline.launch.status_watch import Watched, plain_line, screen
 from pipeline.protocol import Kind, decode, encode, fields_of
 from pipeline.run_dir import RunDirectory
 from pipeline.sockets import check_endpoint, worker_socket
@@ -25,6 +27,7 @@ from pipeline.stopping import StopToken, install_signal_handlers
 
 ANSWER_SECONDS = 5.0
 WATCH_SECONDS = 1.0
+WATCHED_ANSWER_SECONDS = 2.0  # Ctrl-C waits for it
 WIDTH = 200  # columns, where no terminal says how many it has
 
 Status = dict[str, Any]
@@ -47,7 +50,8 @@ def show(run_dir: Path | None, broker: str | None, security: SecuritySection, wa
         ConfigError: no run there, a bad endpoint or keys.
         UnreachableError: nobody answers (without ``watch``).
     """
-    raw = _broker_reader(broker, security) if broker else _run_reader(run_dir, security.keys)
+    timeout = WATCHED_ANSWER_SECONDS if watch else ANSWER_SECONDS
+    raw = _broker_reader(broker, security, timeout) if broker else _run_reader(run_dir, security.keys, timeout)
 
     def read() -> Status:
         found: Status = status_text.plain(raw())
@@ -101,12 +105,12 @@ def ask(endpoint: str, security: SecuritySection, timeout_seconds: float = ANSWE
     return status
 
 
-def _broker_reader(endpoint: str, security: SecuritySection) -> Callable[[], Status]:
+def _broker_reader(endpoint: str, security: SecuritySection, timeout_seconds: float) -> Callable[[], Status]:
     check_endpoint("--broker", endpoint, security)
-    return lambda: ask(endpoint, security)
+    return lambda: ask(endpoint, security, timeout_seconds)
 
 
-def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
+def _run_reader(run_dir: Path | None, keys: str | None, timeout_seconds: float) -> Callable[[], Status]:
     directory = RunDirectory.newest() if run_dir is None else RunDirectory.open(run_dir)
     security = directory.read_config().security
     if keys is not None:
@@ -120,7 +124,7 @@ def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
         if endpoints is None or "broker" not in endpoints:
             raise ConfigError(f"{directory.path} names no broker to ask: give it with --broker")
         try:
-            return {"run_directory": str(directory.path), **ask(str(endpoints["broker"]), security)}
+            return {"run_directory": str(directory.path), **ask(str(endpoints["broker"]), security, timeout_seconds)}
         except UnreachableError:
             # It may have ended while we asked.
             ended = _ended(directory)
@@ -131,6 +135,8 @@ def _run_reader(run_dir: Path | None, keys: str | None) -> Callable[[], Status]:
                     f"the run's process {endpoints['pid']} is gone, killed or with its machine, and did not end in "
                     f"order: go on with `seedmq run CONFIG --run-dir {directory.path} --resume`"
                 ) from None
+            if _starts(endpoints, directory):
+                raise UnreachableError("the run starts: its broker does not answer yet") from None
             raise
 
     return read
@@ -150,6 +156,12 @@ def is_gone(endpoints: Mapping[str, Any]) -> bool:
     return False
 
 
+def _starts(endpoints: Mapping[str, Any], directory: RunDirectory) -> bool:
+    """Whether a run of this machine goes on that has not come to its first report."""
+    local = str(endpoints["broker"]).startswith("ipc://")
+    return local and type(endpoints.get("pid")) is int and directory.read_summary() is None
+
+
 def _ended(directory: RunDirectory) -> Status | None:
     summary = directory.read_summary()
     if summary is None or summary.get("stop_reason") is None:
@@ -165,18 +177,27 @@ def _ended(directory: RunDirectory) -> Status | None:
 def _watch(read: Callable[[], Status], as_json: bool) -> int:
     stop = StopToken()
     install_signal_handlers(stop)
-    with Live(console=_console(), auto_refresh=False) as live:
-        while not stop.stopped:
+    console = _console()
+    redrawn = console.is_terminal and not as_json
+    watched, status = Watched(), {}
+    with Live(console=console, auto_refresh=False, screen=True) if redrawn else nullcontext() as live:
+        while not stop.stopped and "ended" not in status:
             try:
                 status = read()
-                shown = status_text.render(status)
+                watched.observe(status, time.monotonic())
             except UnreachableError as error:
-                status, shown = {"error": str(error)}, Text(str(error), style="red")
-            if as_json:
-                click.echo(json.dumps(status))
-            else:
-                live.update(shown, refresh=True)
-            if "ended" in status:
-                break
-            stop.wait(WATCH_SECONDS)
+                status = {"error": str(error)}
+            if live is not None:
+                live.update(_screen(status, watched, console.size), refresh=True)
+            elif as_json or "ended" not in status:
+                click.echo(json.dumps(status) if as_json else status.get("error") or plain_line(status))
+            stop.wait(0.0 if "ended" in status else WATCH_SECONDS)
+    if "ended" in status and not as_json:  # stays when the screen is given back
+        console.print(status_text.render(status))
     return EXIT_FINISHED
+
+
+def _screen(status: Status, watched: Watched, size: tuple[int, int]) -> RenderableType:
+    if "error" in status or "ended" in status:
+        return Text(status.get("error") or "ended", style="red")
+    return screen(status, watched, time.monotonic(), size)

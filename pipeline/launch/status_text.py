@@ -14,6 +14,8 @@ from pipeline.launch.progress import duration
 from pipeline.stages import BUSY, in_order
 
 MAX_ROWS = 40
+SETTLED_SECONDS = 5.0
+"""What has been waited for no longer than this may pass by itself, as at a start: nothing is advised."""
 SHOWN_ABOVE = ("state", "bottleneck", "stages")
 
 Status = Mapping[str, Any]
@@ -23,10 +25,10 @@ def render(status: Status) -> RenderableType:
     """A run's or broker's status, or the end of a run."""
     if "ended" in status:
         head = Text(f"{status['run_directory']} has ended: {status['ended']}", style="bold")
-        summary = _mapping(status.get("summary"))
-        return Group(head, _bottleneck(status, {}), _stages(_mapping(summary.get("stages"))), _figures(summary))
-    learner = _mapping(status.get("learner"))
-    stages = _stages(_mapping(status.get("stages")))
+        summary = mapping(status.get("summary"))
+        return Group(head, _bottleneck(status, {}), _stages(mapping(summary.get("stages"))), _figures(summary))
+    learner = mapping(status.get("learner"))
+    stages = _stages(mapping(status.get("stages")))
     parts: list[RenderableType] = [_head(status), _bottleneck(status, learner), stages]
     parts += [_learners(status), _workers(status)]
     if learner:
@@ -36,18 +38,24 @@ def render(status: Status) -> RenderableType:
 
 def bottleneck_lines(found: Any) -> list[str]:
     """What everything waits for, since when, why, and what to scale; none where nothing is known."""
-    found = _mapping(found)
+    found = mapping(found)
     if not found.get("component"):
         return []
     since = found.get("since_seconds")
     span = f"for {duration(since)}" if isinstance(since, (int, float)) else "over the whole run"
     lines = [f"bottleneck: {clean(found['component'])}, {span}", *clean(found.get("why")).split("; ")]
-    return [*lines, f"to scale: {clean(found['advice'])}"] if found.get("advice") else lines
+    settled = since is None or (isinstance(since, (int, float)) and since >= SETTLED_SECONDS)
+    return [*lines, f"to scale: {clean(found['advice'])}"] if found.get("advice") and settled else lines
 
 
 def clean(value: Any) -> str:
     """Text without control codes."""
     return "".join(c if c.isprintable() else "?" for c in str("" if value is None else value))
+
+
+def unheard(worker: Status) -> bool:
+    """Whether a worker is silent: stopped, hung, or cut off."""
+    return worker.get("silent") is True and isinstance(worker.get("heard_seconds_ago"), (int, float))
 
 
 def plain(value: Any) -> Any:
@@ -86,7 +94,7 @@ def _stages(shares: Status) -> Table:
     """Shares of each stage's time, in the order of the flow."""
     table = _table("stage", "busy", "waiting for")
     for name in in_order(shares):
-        share = {str(doing): x for doing, x in _mapping(shares[name]).items() if isinstance(x, (int, float))}
+        share = {str(doing): x for doing, x in mapping(shares[name]).items() if isinstance(x, (int, float))}
         waits = sorted(((x, doing) for doing, x in share.items() if doing != BUSY), reverse=True)
         _row(table, name, f"{share.get(BUSY, 0.0):.0%}", ", ".join(f"{clean(doing)} {x:.0%}" for x, doing in waits))
     return table
@@ -94,7 +102,7 @@ def _stages(shares: Status) -> Table:
 
 def _learners(status: Status) -> Table:
     table = _table("learner", "slots", "credit", "pending requests", "pending rows", "oldest", "heard")
-    for one in _items(status.get("learners")):
+    for one in items(status.get("learners")):
         _row(
             table,
             clean(one.get("learner")),
@@ -110,10 +118,12 @@ def _learners(status: Status) -> Table:
 
 def _workers(status: Status) -> Table:
     table = _table("worker", "id", "host", "mode", "envs", "state", "waiting", "heard", "taken", "faults", "last fault")
-    workers = _items(status.get("workers"))
+    workers = items(status.get("workers"))
     for one in workers[:MAX_ROWS]:
-        report = _mapping(one.get("report"))
+        report = mapping(one.get("report"))
         state = " ".join(clean(one.get(name)) for name in ("state", "reason")).strip()
+        if unheard(one):
+            state = f"last heard of {duration(one['heard_seconds_ago'])} ago"
         _row(
             table,
             clean(one.get("worker")),
@@ -125,7 +135,7 @@ def _workers(status: Status) -> Table:
             clean(one.get("outstanding")),
             _seconds(one.get("heard_seconds_ago")),
             clean(report.get("taken")),
-            ", ".join(f"{clean(kind)} {number}" for kind, number in _mapping(report.get("faults")).items()),
+            ", ".join(f"{clean(kind)} {number}" for kind, number in mapping(report.get("faults")).items()),
             clean(report.get("message")),
         )
     if len(workers) > MAX_ROWS:
@@ -169,9 +179,11 @@ def _seconds(value: Any) -> str:
     return f"{value:.1f} s" if isinstance(value, (int, float)) else "-"
 
 
-def _mapping(value: Any) -> Status:
+def mapping(value: Any) -> Status:
+    """What came over the network need not be one."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _items(value: Any) -> list[Status]:
+def items(value: Any) -> list[Status]:
+    """The mappings in a list."""
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []

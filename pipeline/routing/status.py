@@ -129,6 +129,8 @@ class StatusBoard:
             return Facts(learner=f"none is connected{last}")
         if len(silent) == len(learners):
             return Facts(learner=f"{silent[0].name} is silent for {now - silent[0].heard:.0f} s")
+        if not self._published():
+            return Facts(learner="it starts")
         if _mapping(_mapping(self._published()).get("bottleneck")).get("component") == "learner":
             return Facts()  # it does not train yet: workers are not what it waits for
         return Facts(workers=self._why_no_workers(now))
@@ -163,6 +165,7 @@ class StatusBoard:
             "environments": lease.environments,
             "learner": lease.learner or "",
             "heard_seconds_ago": now - lease.heard,
+            "silent": now - lease.heard > UNHEARD * self._router.settings.heartbeat_seconds,
             "state": state if lease.hello else "reserved",
             "reason": reason[:TEXT],
             "outstanding": len(lease.open),

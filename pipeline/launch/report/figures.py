@@ -20,7 +20,7 @@ HEIGHT = 300
 ROOM = 1.06  # above the highest point
 COLOURS = ("#2f7ed8", "#e07b39", "#2a9d6f", "#b5559b", "#c9a227", "#6b7a8f", "#d1495b", "#5b5bd6")
 """Told apart by people who see no red or green, on white and on black."""
-FRAMES, SECONDS = "environment frames", "training time"
+FRAMES = "environment frames"
 _UNITS = ((600.0, 1.0, "s"), (3 * 3600.0, 60.0, "min"), (np.inf, 3600.0, "h"))
 
 

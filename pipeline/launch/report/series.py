@@ -23,6 +23,8 @@ MAX_READ = 4000
 MAX_POINTS = 1000
 """Points of a curve that are drawn."""
 FILES = "*tfevents*"
+PAUSE_SECONDS = 10.0
+"""Of reports that lie closer together nobody started anew in between."""
 _HEADER, _FOOTER = 12, 4
 
 Numbers = npt.NDArray[np.float64]
@@ -33,7 +35,7 @@ class Series(NamedTuple):
 
     Attributes:
         frames: Environment frames; never falls.
-        seconds: Of training.
+        seconds: Since the first environment step, without pauses between processes.
         values: Without NaN and infinity.
     """
 
@@ -125,9 +127,21 @@ def _series(points: tuple[Numbers, Numbers, Numbers], clock: Any) -> Series:
     kept = np.isfinite(values) & lasting(frames)
     wall, frames, values = wall[kept], frames[kept], values[kept]
     # A run that is older than that curve has only the time of day.
-    seconds = wall - wall[:1] if clock is None else np.interp(wall, clock[0], clock[2])
+    seconds = wall - wall[:1] if clock is None else np.interp(wall, clock[0], _run_time(clock[0], clock[2]))
     shown = thinned(values)
     return Series(frames[shown], seconds[shown], values[shown])
+
+
+def _run_time(wall: Numbers, trained: Numbers) -> Numbers:
+    """Seconds of the run at each report: by the time of day, without what lay between two processes.
+
+    Args:
+        wall: Unix seconds.
+        trained: Of training, as the learner counts them: it takes those back that a restart made void.
+    """
+    passed, gained = np.diff(wall), np.diff(trained)
+    steps = np.where(passed <= PAUSE_SECONDS, passed, np.clip(gained, 0.0, np.maximum(passed, 0.0)))
+    return np.concatenate([trained[:1], trained[:1] + np.cumsum(steps)])
 
 
 def _damage(path: Path) -> str:
