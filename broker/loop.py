@@ -32,6 +32,8 @@ class BrokerLoop:
 
     Attributes:
         board: What it says about itself.
+        waits: Seconds that requests wait here.
+        stage: Busy, or waiting for messages.
         turned: Monotonic seconds of the loop's last turn. Any thread may read it.
     """
 
@@ -44,8 +46,8 @@ class BrokerLoop:
             ConfigError: an endpoint is malformed, taken, or off the loopback without keys.
         """
         self._clock = clock
-        self._stage = Stage("broker", clock)
-        self._frontend = Frontend(context, config, admission, self._stage)
+        self.stage = Stage("broker", clock)
+        self._frontend = Frontend(context, config, admission, self.stage)
         try:
             monitor = admission.monitor(keys.LEARNERS)
             self._learners = learner_facing(context, config.broker, config.security, monitor)
@@ -55,7 +57,7 @@ class BrokerLoop:
         self._traffic = admission.traffic(keys.LEARNERS)
         self._router = self._frontend.router
         self._messages = LearnerMessages(self._router, self._frontend.board)
-        self.board = self._frontend.board
+        self.board, self.waits = self._frontend.board, self._router.waits
         self.turned = self._next_tick = clock()
 
     @property
@@ -72,7 +74,7 @@ class BrokerLoop:
         poller = zmq.Poller()
         poller.register(self._frontend.socket, zmq.POLLIN)
         poller.register(self._learners, zmq.POLLIN)
-        self._stage.enter(BUSY)
+        self.stage.enter(BUSY)
         waiting: list[Any] = []
         while not stop.stopped:
             self.turned = now = self._clock()
@@ -87,9 +89,9 @@ class BrokerLoop:
             for action in self._frontend.send():
                 self._send_learner(action)
             due = min(self._next_tick, self._router.deadline(now))
-            self._stage.enter(MESSAGES)
+            self.stage.enter(MESSAGES)
             waiting = [socket for socket, _ in poller.poll(max(0, math.ceil((due - self._clock()) * 1000)))]
-            self._stage.enter(BUSY)
+            self.stage.enter(BUSY)
 
     def close(self) -> None:
         """Closes both sockets; what is under way has the linger time."""

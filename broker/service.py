@@ -36,7 +36,8 @@ def serve(config: Config, stop: StopToken) -> int:
             try:
                 workers, learners = loop.endpoints()
                 log.info("broker ready: workers at %s, learners at %s", workers, learners)
-                with served(config.metrics, metrics.registry(loop), metrics.health(loop), stop):
+                health = metrics.health(loop, stop)
+                with served(config.metrics, metrics.registry(loop, health), health, stop):
                     loop.run(stop)
             finally:
                 loop.close()

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.assembler import Unroll
+from learner.damage import Damage
 from learner.trainer import Metrics, Prepared
+from pipeline.buckets import LATENCIES, Buckets
 from pipeline.stages import BUSY, ROOM, Stage
 from pipeline.stopping import StopToken
 
@@ -74,10 +76,14 @@ class Feed(Protocol):
     Attributes:
         stage: Of the prefetch thread: takes, decodes and prepares, or waits for unrolls or for room.
         done_is: What a training thread does in ``done``: waits for the ``STORE``, or is ``BUSY`` with its results.
+        take_seconds: Of taking, or fetching, what is there.
+        damage: What did not open.
     """
 
     stage: Stage
     done_is: str
+    take_seconds: Buckets
+    damage: Damage
 
     @property
     def waiting(self) -> int:
@@ -104,6 +110,7 @@ class ReadyFeed:
 
     def __init__(self, depth: int, stop: StopToken) -> None:
         self.stage = Stage("feed")
+        self.take_seconds = Buckets(LATENCIES)
         self._ready: queue.Queue[Batch] = queue.Queue(depth)
         self._stop = stop
 

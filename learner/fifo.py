@@ -173,10 +173,12 @@ class FifoFeed(ReadyFeed):
         items: list[Taken] = []
         while len(items) < self._batch_size and not self._stop.stopped:
             losses = self._ledger.losses
-            if not self._ledger.waiting_in_store:
-                self.stage.enter(UNROLLS)
+            there = self._ledger.waiting_in_store
+            begun = self.stage.enter(BUSY if there else UNROLLS)
             taken = store.take(self._batch_size - len(items), TAKE_SECONDS)
-            self.stage.enter(BUSY)
+            ended = self.stage.enter(BUSY)
+            if there and taken:
+                self.take_seconds.add(ended - begun)
             if taken and self._booked(store, taken, losses):
                 rows = records[len(items) : len(items) + len(taken)]
                 whole = self._fresh(store, self._whole(store, taken, rows), rows)

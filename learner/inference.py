@@ -26,9 +26,10 @@ from learner.requests import Opened, StepBatch, join, open_request
 from learner.roster import Environments, Refusal, Roster
 from learner.slots import Group, Verdict
 from learner.writer import UnrollWriter
+from pipeline.buckets import LATENCIES, ROWS, Buckets
 from pipeline.errors import ProtocolError, SpaceError
 from pipeline.protocol import Cause
-from pipeline.requests import Event, Joined, Left, Reply, Reported, RequestSource, StepRequest
+from pipeline.requests import Event, Joined, Left, Reply, Reported, RequestSource, Standing, StepRequest
 from pipeline.spaces import Leaf, Spaces
 from pipeline.stages import BUSY, Stage
 from pipeline.stopping import StopToken
@@ -59,6 +60,7 @@ class InFlight(NamedTuple):
     batch: StepBatch
     pending: PendingRows
     version: int
+    arrived: list[float]  # of its requests
 
 
 class InferenceLoop:
@@ -69,7 +71,9 @@ class InferenceLoop:
         environments: Of the workers, as they reported last.
         broker_busy: Busy share of a broker process; None where there is none.
         turned: Monotonic seconds of the loop's last turn; None before the first, and when it has ended.
-        away: Why no broker is there; empty: one is.
+        standing: Of the request source.
+        latency: Seconds from a request's arrival to its reply.
+        batch_rows: Rows of a batch.
 
     Args:
         make_source: Opens the request source on the loop's own thread.
@@ -107,7 +111,8 @@ class InferenceLoop:
         self._ended = threading.Event()
         self._published = 0.0
         self.turned: float | None = None
-        self.away = "no broker has answered yet"
+        self.standing = Standing("no broker has answered yet")
+        self.latency, self.batch_rows = Buckets(LATENCIES), Buckets(ROWS)
         self.stage = Stage("inference")
         self.environments = Environments(0, 0, None)
         self.broker_busy: float | None = None
@@ -194,7 +199,9 @@ class InferenceLoop:
         self.turned = now = time.monotonic()
         if now - self._published > PUBLISH_SECONDS:
             self._published = now
-            self.away = source.away(now)
+            self.standing = source.standing(now)
+            self.latency.settle()
+            self.batch_rows.settle()
             if self._serving is not None:
                 self.environments = self._serving.roster.environments()
             self.broker_busy = source.broker_busy
@@ -252,7 +259,11 @@ class InferenceLoop:
         pending = serving.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, exploration)
         self.counters["batches"] += 1
         self.counters["rows"] += len(batch.slots)
-        self._flying.append(InFlight(batch, pending, version))
+        arrived = source.arrived
+        if len(batch.parts) < len(requests):
+            served = {id(part.request) for part in batch.parts}
+            arrived = [at for at, request in zip(arrived, requests, strict=True) if id(request) in served]
+        self._flying.append(InFlight(batch, pending, version, arrived))
 
     def _accept(self, source: RequestSource, serving: Serving, request: StepRequest) -> Opened | None:
         verdict, group = serving.roster.table.judge(request.worker, request.run, request.group, request.sequence)
@@ -290,7 +301,7 @@ class InferenceLoop:
     def _land(self, source: RequestSource) -> None:
         serving = self._serving
         assert serving is not None
-        batch, pending, version = self._flying.popleft()
+        batch, pending, version, arrived = self._flying.popleft()
         acted = pending.result()
         actions, replies, begin = acted.env_action.tobytes(), [], 0
         nbytes = len(actions) // len(batch.slots)  # of one row
@@ -301,6 +312,9 @@ class InferenceLoop:
             replies.append(Reply(request.worker, request.run, request.group, request.sequence, buffer))
             begin = end
         source.reply(replies)
+        now = time.monotonic()
+        self.latency.note([now - at for at in arrived])
+        self.batch_rows.note([len(batch.slots)])
         serving.collector.collect(batch, acted, version)
 
     def _run_cuts(self) -> None:

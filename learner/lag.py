@@ -41,6 +41,11 @@ class Lag:
         self.max = max(self.max, int(lags[0]))
 
     @property
+    def sum(self) -> int:
+        """Of the lags of all rows."""
+        return self._sum
+
+    @property
     def mean(self) -> float:
         total = int(self.rows.sum())
         return self._sum / total if total else 0.0

@@ -297,7 +297,9 @@ class ReplayFeed(ReadyFeed):
             if self._stop.stopped or not self._sampling.index.size:
                 return None
             drawn, chances = self._sampling.index.sample(self._batch_size - len(ids), self._rng)
+            begun = time.monotonic()
             found = store.fetch(drawn.tolist())
+            self.take_seconds.add(time.monotonic() - begun)
             usable = np.array([payload is not None for payload in found])
             payloads = [payload for payload in found if payload is not None]
             rows = records[len(ids) : len(ids) + len(payloads)]

@@ -22,6 +22,7 @@ from learner.agent import Agent, build_agent, prepare_devices
 from learner.assembler import Assembler
 from learner.checkpoint import Checkpoint, load_latest
 from learner.collector import Collector
+from learner.depth import StoreDepth
 from learner.episodes import Episodes
 from learner.evaluator import Evaluator
 from learner.inference import InferenceLoop, Serving
@@ -77,8 +78,8 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
         if checkpoint is not None and not resume:
             raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
         learner = Learner(config, directory, began, stop)
-        health = metrics.health(learner.inference, learner.reporter.doing, stop)
-        with served(config.metrics, metrics.registry(), health, stop):
+        health = metrics.health(learner)
+        with served(config.metrics, metrics.registry(learner, health), health, stop):
             learner.run(run, checkpoint)
     stop.raise_error()
     return EXIT_FINISHED
@@ -111,6 +112,9 @@ class Learner:
         self.spaces_known = threading.Event()
         self.version = 0
         self.training: TrainingLoop | None = None
+        self.parts: Parts | None = None  # once it trains
+        self.before = Before()
+        self.depth: StoreDepth | None = None
         self.episodes = Episodes(config.run.solved_episodes)
         self.evaluations = Episodes(config.run.solved_episodes)
         self.writes = Writes(self.directory.path, time.monotonic)
@@ -160,6 +164,7 @@ class Learner:
         path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, *stops))
         try:
             recovered, before = self._restore(checkpoint, trainer, path)
+            self.before = before
             live = LiveSettings(config, self.directory.live, path.live)
             live.look()
 
@@ -195,7 +200,9 @@ class Learner:
             else:
                 self.writes.attempt("checkpoint", save_all)
             episodes = (self.episodes, self.evaluations, self.evaluation)
-            parts = Parts(self.inference, training, path, self.ledger, *episodes, live)
+            self.parts = parts = Parts(self.inference, training, path, self.ledger, *episodes, live)
+            if config.metrics.bind is not None:
+                self.depth = self._store_depth(stores)
             self._run_threads(path, parts, before, inference)
             self._end(save_all, versions, parts, before)
         finally:
@@ -217,6 +224,8 @@ class Learner:
             OwnedThread("prefetch", path.feed.run, self.stop),
             OwnedThread("report", lambda: self.reporter.run(parts, before), self.stop),
         ]
+        if self.depth is not None:
+            threads.append(OwnedThread("store depth", self.depth.run, self.stop))
         for thread in threads:
             thread.start()
         try:
@@ -315,6 +324,15 @@ class Learner:
         if self.config.broker.placement == "embedded":
             return EmbeddedSource(self.config, None, LEARNER_ID, self.config.slots)
         return BrokerSource(self.config, None, LEARNER_ID, self.config.slots)
+
+    def _store_depth(self, stores: Stores) -> StoreDepth:
+        open_store = stores.replay if is_replay(self.config) else stores.fifo
+        return StoreDepth(lambda: open_store(f"{LEARNER_ID}-depth", self.threads_stop), self.threads_stop)
+
+    @property
+    def store_capacity(self) -> int:
+        """Unrolls that the store may hold."""
+        return self.config.replay.capacity if is_replay(self.config) else self.config.store.capacity
 
     def _check_store(self, stores: Stores) -> None:
         """Before a worker is waited for: is the store there, and fit for use?"""

@@ -16,6 +16,7 @@ from learner.lag import Lag
 from learner.recovery import Versions
 from learner.trainer import Metrics, Trainer
 from learner.writes import Writes
+from pipeline.buckets import LATENCIES, Buckets
 from pipeline.ledger import Ledger
 from pipeline.stages import BATCHES, BUSY, CHECKPOINT, Stage
 from pipeline.stopping import StopToken
@@ -86,6 +87,7 @@ class TrainingLoop:
         self.lag = Lag()
         self.last_update: float | None = None  # monotonic seconds
         self.stage = Stage("training")
+        self.step_seconds = Buckets(LATENCIES)
         self.metrics: Metrics | None = None
 
     def run(self, started: Callable[[], float | None]) -> None:
@@ -113,6 +115,7 @@ class TrainingLoop:
         self.stage.enter(None)
 
     def _update(self, batch: Batch) -> None:
+        begun = time.monotonic()
         self.lag.add(self.version, batch.versions)
         frames = self._ledger.agent_steps * self._frame_skip
         self.metrics = self._trainer.update(batch.prepared, frames)
@@ -123,6 +126,7 @@ class TrainingLoop:
         self.stage.enter(BUSY)
         self.updates += 1
         self.last_update = time.monotonic()
+        self.step_seconds.add(self.last_update - begun)
 
     def _judge(self, started: float | None) -> None:
         limits = self._limits

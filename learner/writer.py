@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from learner.assembler import Unroll
 from learner.feed import Sink
+from pipeline.buckets import LATENCIES, Buckets
 from pipeline.rows import offset_of
 from pipeline.stages import BUSY, ROOM, UNROLLS, Stage
 
@@ -35,6 +36,7 @@ class UnrollWriter:
 
     Attributes:
         stage: Encodes and puts, or waits for unrolls or for room.
+        put_seconds: Of a put that stored something.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class UnrollWriter:
     ) -> None:
         self._make_sink = make_sink
         self.stage = Stage("writer")
+        self.put_seconds = Buckets(LATENCIES)
         self._why_no_room = why_no_room
         self._no_room = False  # of the last put
         self._limit = limit
@@ -122,7 +125,10 @@ class UnrollWriter:
     def _put(self, sink: Sink, unrolls: list[Unroll]) -> None:
         while unrolls:
             self._space.clear()
+            begun = time.monotonic()
             stored = sink.put(unrolls)
+            if stored:
+                self.put_seconds.add(time.monotonic() - begun)
             unrolls = unrolls[stored:]
             self._no_room = bool(unrolls)
             with self._changed:

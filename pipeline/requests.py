@@ -6,10 +6,15 @@ socket itself) and ``BrokerSource`` (a DEALER to a broker process). A source bel
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pipeline.protocol import Cause, Hello, Report
 from pipeline.stages import Stage
+
+if TYPE_CHECKING:
+    from pipeline.routing.reading import Reading
 
 
 class StepRequest(NamedTuple):
@@ -73,16 +78,38 @@ class Reported(NamedTuple):
 Event = Joined | Left | Reported
 
 
+class Standing(NamedTuple):
+    """Where a source stands; any thread may read it.
+
+    Attributes:
+        away: Why no broker is there; empty: one is.
+        broker: What an embedded broker knows and has counted; None where the broker is a process.
+        dropped: Messages from and to a broker process that led to nothing, by reason.
+        waiting_requests: Requests that a broker process has sent and nobody has asked for yet.
+        waiting_rows: Their rows.
+    """
+
+    away: str
+    broker: Reading | None = None
+    dropped: Mapping[str, int] = MappingProxyType({})
+    waiting_requests: int = 0
+    waiting_rows: int = 0
+
+
 class RequestSource(Protocol):
     """Where the inference loop gets requests from. Used by the thread that made it, and no other.
 
     Attributes:
         stage: The loop's: ``poll`` says when it waits, for requests or (without credit) for room.
         broker_busy: Busy share of a broker process, as it said last; None where there is none.
+        arrived: When the requests that ``poll`` gave last had come (monotonic seconds), in their order.
     """
 
     stage: Stage
     broker_busy: float | None
+
+    @property
+    def arrived(self) -> list[float]: ...
 
     def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
         """Requests of together at most ``credit`` rows (0: events only), oldest first, and what happened to workers.
@@ -112,8 +139,8 @@ class RequestSource(Protocol):
     def workers(self) -> int:
         """Workers that hold a lease now."""
 
-    def away(self, now: float) -> str:
-        """Why no broker is there, at a monotonic time in seconds; empty: one is."""
+    def standing(self, now: float) -> Standing:
+        """Where it stands, at a monotonic time in seconds; asked about twice a second."""
 
     def close(self) -> None:
         """Closes the sockets, lingering shortly for what is under way."""

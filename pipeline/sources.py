@@ -19,7 +19,7 @@ from pipeline.config.tree import Config
 from pipeline.errors import ComponentError, ProtocolError
 from pipeline.frontend import RECEIVE_LIMIT, Frontend, receive_frames, send_frames, waits
 from pipeline.protocol import Cause, Kind, Message, are_integers, decode, encode, fields_of
-from pipeline.requests import Event, Reply, StepRequest
+from pipeline.requests import Event, Reply, Standing, StepRequest
 from pipeline.roll import Roll
 from pipeline.routing.batching import Batcher
 from pipeline.routing.learners import Ready
@@ -134,9 +134,14 @@ class EmbeddedSource:
         """Workers that hold a lease now."""
         return len(self._router.leases)
 
-    def away(self, now: float) -> str:
-        """See ``RequestSource.away``."""
-        return ""
+    @property
+    def arrived(self) -> list[float]:
+        """See ``RequestSource``."""
+        return self._learner.batcher.arrived
+
+    def standing(self, now: float) -> Standing:
+        """See ``RequestSource.standing``."""
+        return Standing("", self._frontend.board.reading)
 
     def close(self) -> None:
         """Closes the socket; with an own context waits for what is under way, for the linger time."""
@@ -251,12 +256,19 @@ class BrokerSource:
         """Workers that this learner has admitted and that have not left."""
         return len(self._roll.admitted)
 
-    def away(self, now: float) -> str:
-        """See ``RequestSource.away``. A broker answers every READY."""
+    @property
+    def arrived(self) -> list[float]:
+        """See ``RequestSource``."""
+        return self._batcher.arrived
+
+    def standing(self, now: float) -> Standing:
+        """See ``RequestSource.standing``. A broker answers every READY."""
+        silent, away = now - self._heard, ""
         if self._session is None:
-            return "no broker has answered yet"
-        silent = now - self._heard
-        return f"the broker is silent for {silent:.0f} s" if silent > SILENT_HEARTBEATS * self._heartbeat else ""
+            away = "no broker has answered yet"
+        elif silent > SILENT_HEARTBEATS * self._heartbeat:
+            away = f"the broker is silent for {silent:.0f} s"
+        return Standing(away, None, dict(self.counters), len(self._batcher), self._batcher.rows)
 
     def close(self) -> None:
         """Closes the socket; with an own context waits for what is under way, for the linger time."""
@@ -328,7 +340,10 @@ class BrokerSource:
     def _admitted(self, requests: list[StepRequest]) -> list[StepRequest]:
         admitted = self._roll.admitted
         found = [request for request in requests if admitted.get(request.worker) == request.run]
-        self.counters["request_of_gone_worker"] += len(requests) - len(found)
+        if len(found) < len(requests):
+            self.counters["request_of_gone_worker"] += len(requests) - len(found)
+            batcher, kept = self._batcher, set(map(id, found))
+            batcher.arrived = [at for at, x in zip(batcher.arrived, requests, strict=True) if id(x) in kept]
         return found
 
     def _take_broker(self, message: Message) -> None:

@@ -75,6 +75,9 @@ class At(IntEnum):
     BYE = 17  # the broker has booked BYE
     ACTION_KIND = 18  # numpy's character for the actions' dtype
     SERVING = 19  # a learner has admitted the worker, and its connection stands
+    RECONNECTS = 20
+    BUSY = 21  # nanoseconds of its loop, as are the next
+    ACTIONS = 22  # waiting for them
 
 
 # On the path of every message: enumerations are slow.

@@ -35,7 +35,9 @@ PULSE_NANOSECONDS = 200_000_000  # between signs of life while a group of slow e
 POLL_SECONDS = 0.08  # and a grain of the wait: how soon a stop of the supervisor is seen, and a deadline at the latest
 MEASURED_SECONDS = 0.5  # at least, between two measurements of the share that is busy
 MAX_ENVIRONMENTS = 2**16  # of one worker: see pipeline.rows.environment_id
-STOP, TAKEN, MASKED, SERVING = int(At.STOP), int(At.TAKEN), int(At.MASKED), int(At.SERVING)  # enumerations are slow
+# Enumerations are slow.
+STOP, TAKEN, MASKED = int(At.STOP), int(At.TAKEN), int(At.MASKED)
+SERVING, BUSY_NS, ACTIONS_NS = int(At.SERVING), int(At.BUSY), int(At.ACTIONS)
 
 
 class Worker:
@@ -124,7 +126,9 @@ class Worker:
         if now >= self._session.deadline():
             self._perform(self._session.tick(now))
         self._tick_at = min(now + POLL_SECONDS, self._session.deadline())
-        self._block.numbers[SERVING] = self._session.serving
+        numbers, seconds = self._block.numbers, self._stage.seconds()
+        numbers[SERVING] = self._session.serving
+        numbers[BUSY_NS], numbers[ACTIONS_NS] = int(1e9 * seconds[BUSY]), int(1e9 * seconds.get(ACTIONS, 0.0))
 
     def _work(self, task: Step | Abandon | int) -> float:
         """Resets or steps one group and sends its rows, unless the worker is stopping; returns monotonic seconds."""
@@ -167,6 +171,7 @@ class Worker:
                     self._begin(action)
                 case Reconnect():
                     self._connection.renew()
+                    self._block.numbers[At.RECONNECTS] += 1
                 case Say():
                     log.log(getattr(logging, action.level.upper()), "%s", action.text)
                 case Finish():

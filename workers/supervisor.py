@@ -41,6 +41,7 @@ from workers.block import At, Block, Phase
 from workers.child import child_main
 from workers.farewell import say_bye
 from workers.restarts import RestartBudget
+from workers.tally import Counted, Tally
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ def supervise(config: Config, stop: StopToken) -> int:
     """
     supervisor = Supervisor(config, stop)
     try:
-        with served(config.metrics, metrics.registry(supervisor), metrics.health(supervisor), stop):
+        health = metrics.health(supervisor, stop)
+        with served(config.metrics, metrics.registry(supervisor, config.workers.envs, health), health, stop):
             supervisor.run()
         stop.raise_error()
     except SeedmqError as error:
@@ -94,7 +96,7 @@ class Supervisor:
         self._budget = RestartBudget(config.environment.fault_budget)
         self._worker = -1
         self._generation = 0
-        self._block: Block | None = None
+        self._tally = Tally()
         self._last_fault = ""
         self.looked = time.monotonic()
         self._reports: dict[int, Report] = {}  # last words of dead runs that the broker has not heard
@@ -118,12 +120,21 @@ class Supervisor:
 
     def why_not_admitted(self) -> str:
         """Why no environment of it steps for a learner; empty: it is admitted. Any thread."""
-        block = self._block
+        block = self._tally.block
         if block is None:
             return f"environments start anew: {self._last_fault}" if self._last_fault else "environments start"
         if block.numbers[At.SERVING]:
             return ""
         return "environments are made" if block.phase is Phase.MAKING else "no learner has admitted this worker"
+
+    def counted(self) -> Counted:
+        """What this worker has counted so far. Any thread."""
+        return self._tally.read()
+
+    @property
+    def child_pid(self) -> int | None:
+        """Of the process that steps environments; None where there is none. Any thread."""
+        return self._tally.pid
 
     def _recover(self, fault: Fault) -> None:
         delay = self._budget.fault(time.monotonic(), random.random())
@@ -155,11 +166,10 @@ class Supervisor:
         )
         process = self._context.Process(target=child_main, args=(assignment,), name="seedmq-environments")
         process.start()
-        self._block = block
+        self._tally.begins(block, process.pid)
         try:
             fault = self._watch(process, block, dump)
         finally:
-            self._block = None
             process.kill()
             process.join(5.0)
         self._settle(run, block, fault)
@@ -250,6 +260,7 @@ class Supervisor:
         if not block.numbers[At.BYE]:
             self._reports[run] = report
         self.faults = Counter(report.faults)
+        self._tally.ends(self.faults)
         while len(self._reports) > MAX_REPORTS:  # at most one of them took steps
             del self._reports[min(self._reports, key=lambda dead: self._reports[dead].taken)]
 

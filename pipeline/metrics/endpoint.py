@@ -44,6 +44,11 @@ class Health(NamedTuple):
     ready: Callable[[], str]
 
 
+def health_of(alive: Callable[[], str], ready: Callable[[], str], stop: StopToken) -> Health:
+    """The same, but not ready once the process is asked to stop."""
+    return Health(alive, lambda: f"stopping: {stop.reason}" if stop.stopped else ready())
+
+
 @contextmanager
 def served(section: MetricsSection, registry: CollectorRegistry, health: Health, stop: StopToken) -> Iterator[None]:
     """Serves at ``metrics.bind`` while the block goes on; does nothing where that is not set.
@@ -58,7 +63,7 @@ def served(section: MetricsSection, registry: CollectorRegistry, health: Health,
         return
     ending = StopToken()
     try:
-        server = _Server(section.bind, _application(registry, health, stop))
+        server = _Server(section.bind, _application(registry, health))
     except OSError as error:
         raise ConfigError(f"metrics.bind = {section.bind!r}: {error.strerror or error}") from error
 
@@ -78,13 +83,9 @@ def served(section: MetricsSection, registry: CollectorRegistry, health: Health,
         server.server_close()
 
 
-def _application(registry: CollectorRegistry, health: Health, stop: StopToken) -> Callable[..., Any]:
+def _application(registry: CollectorRegistry, health: Health) -> Callable[..., Any]:
     metrics = make_wsgi_app(registry)
-
-    def ready() -> str:
-        return f"stopping: {stop.reason}" if stop.stopped else health.ready()
-
-    looks = {"/healthz": health.alive, "/readyz": ready}
+    looks = {"/healthz": health.alive, "/readyz": health.ready}
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         path = environ["PATH_INFO"]

@@ -21,6 +21,10 @@ class Batcher:
     """The requests that wait for one learner.
 
     At most one per (run, group): so the bound is the number of leased groups, and no batch holds a group twice.
+
+    Attributes:
+        rows: Of all that waits.
+        arrived: When those that ``take`` gave last had come, in their order.
     """
 
     def __init__(self, min_rows: int = 1, max_wait_seconds: float = 0.0) -> None:
@@ -28,6 +32,7 @@ class Batcher:
         self._max_wait = max_wait_seconds
         self._waiting: OrderedDict[Key, Waiting] = OrderedDict()
         self.rows = 0
+        self.arrived: list[float] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -72,18 +77,21 @@ class Batcher:
             return []
         if self.rows <= credit:
             taken = [request for request, _ in waiting.values()]
+            self.arrived = [arrived for _, arrived in waiting.values()]
             waiting.clear()
             self.rows = 0
             return taken
         taken, left = [], credit
+        self.arrived = []
         while waiting:
-            request = next(iter(waiting.values())).request
+            request, arrived = next(iter(waiting.values()))
             if request.rows > left and (taken or credit < full):
                 break
             waiting.popitem(last=False)
             self.rows -= request.rows
             left -= request.rows
             taken.append(request)
+            self.arrived.append(arrived)
             if left <= 0:
                 break
         return taken

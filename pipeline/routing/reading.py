@@ -16,7 +16,7 @@ class Reading(NamedTuple):
         silent: Of them: not heard of for longer than may be.
         known: Workers that hold a lease, also those that only a learner has told of.
         connected: Of them: that have said HELLO here.
-        admitted: Of them: that a learner serves.
+        admitted: Of those: that a learner serves.
         environments: Of the admitted workers.
         pending_requests: Requests that wait for credit.
         pending_rows: Their rows.
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 def read(router: Router) -> Reading:
     """The reading now; on the router's own thread."""
     leases, learners = list(router.leases), list(router.learners)
-    admitted = [lease for lease in leases if lease.admitted]
+    admitted = [lease for lease in leases if lease.admitted and lease.hello is not None]
     return Reading(
         learners=len(learners),
         silent=sum(learner.silent for learner in learners),

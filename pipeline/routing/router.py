@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from pipeline.buckets import LATENCIES, Buckets
 from pipeline.protocol import Cause, Kind, encode
 from pipeline.requests import Reply, StepRequest
 from pipeline.routing.actions import Action, Say, SendLearner, SendWorker, Settings
@@ -35,6 +36,7 @@ class Router:
         messages: All that was looked at, by who sent it: ``workers`` or ``learners``.
         draining: Reason of DISMISS, or None.
         parting: Routing id -> run of those told GOODBYE last: they may not have hung up yet.
+        waits: Seconds from a request's arrival to its BATCH, of a broker process.
     """
 
     def __init__(self, settings: Settings, broker: int) -> None:
@@ -47,6 +49,7 @@ class Router:
         self.messages = {"workers": 0, "learners": 0}
         self.draining: str | None = None
         self.parting: dict[bytes, int] = {}
+        self.waits = Buckets(LATENCIES)
         self._actions: list[Action] = []
         self._ticked: float | None = None
         self._sessions = 0
@@ -88,6 +91,8 @@ class Router:
         for learner in self.learners:
             if learner.credit > 0 and not learner.silent and len(learner.batcher):
                 requests = self.take(learner, learner.credit, now)
+                if requests:
+                    self.waits.note([now - arrived for arrived in learner.batcher.arrived])
                 learner.credit = max(0, learner.credit - sum(request.rows for request in requests))
                 self._send_batches(learner, requests)
 

@@ -56,6 +56,7 @@ class StatusBoard:
             self._observed = now
             self.shares = self._meter.interval()
             self.reading = read(self._router)
+            self._router.waits.settle()
             found = diagnose(self._facts(now))
             self._names_own = found is not None
             if found is None:

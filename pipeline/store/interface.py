@@ -102,6 +102,13 @@ class StoreCounts(NamedTuple):
     length: int
 
 
+class Memory(NamedTuple):
+    """What a backend takes for all that it holds, whoever put it there, and what it may take, in bytes; 0: no bound."""
+
+    used: int
+    limit: int
+
+
 class Fifo(Protocol):
     """One FIFO. An instance belongs to one thread: make one per thread."""
 
@@ -141,6 +148,9 @@ class Fifo(Protocol):
         Raises:
             StoreError: it cannot.
         """
+
+    def memory(self) -> Memory | None:
+        """Of the backend; None where it hides it."""
 
     def clear(self) -> None:
         """Deletes everything, for a run that begins anew: items, books and epoch."""
@@ -278,6 +288,9 @@ class Replay(Protocol):
         Raises:
             StoreError: it cannot.
         """
+
+    def memory(self) -> Memory | None:
+        """Of the backend; None where it hides it."""
 
     def clear(self) -> None:
         """Deletes everything, for a run that begins anew: items, books and epoch."""

@@ -25,6 +25,7 @@ from pipeline.store.interface import (
     Insert,
     InsertResult,
     Item,
+    Memory,
     Put,
     PutResult,
     ReplayCounts,
@@ -197,6 +198,12 @@ class MemoryFifo:
         if unroll_bytes is not None:
             _check_memory(unroll_bytes, self._state.capacity, "store.capacity")
 
+    def memory(self) -> Memory:
+        """Of the payloads; there is no bound."""
+        with self._state.changed:
+            places = [self._state.untaken, *(items.values() for items in self._state.taken.values())]
+            return Memory(sum(len(item.payload) for place in places for item in place), 0)
+
     def clear(self) -> None:
         """Deletes everything, for a run that begins anew."""
         with self._state.changed:
@@ -366,6 +373,10 @@ class MemoryReplay:
         if items == 0:
             raise CapacityError(f"an unroll of {payload} bytes is above replay.capacity_bytes {state.capacity_bytes}")
         _check_memory(payload, items, "replay.capacity" if items == state.capacity else "replay.capacity_bytes")
+
+    def memory(self) -> Memory:
+        """Of the payloads, and their bound."""
+        return Memory(self.counts().bytes, self._state.capacity_bytes or 0)
 
     def clear(self) -> None:
         """Deletes everything, for a run that begins anew."""

@@ -13,6 +13,7 @@ import redis
 
 from pipeline.errors import CapacityError, StoreError
 from pipeline.store.codec import HEADER_BYTES
+from pipeline.store.interface import Memory
 from pipeline.store.redis_client import RedisLink
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,16 @@ def check_replay_capacity(link: RedisLink, unroll_bytes: int, capacity: int, cap
     )
     _check_value(link, payload)
     _check_total(link, item * items, sum_, lambda room: f"set {bound} to {room // item * unit} or less")
+
+
+def memory(link: RedisLink) -> Memory | None:
+    """What Redis takes and may take; None where it hides that.
+
+    Raises:
+        UnreachableError: Redis is out of reach.
+    """
+    found = _memory(link)
+    return Memory(int(found["used_memory"]), int(found.get("maxmemory") or 0)) if "used_memory" in found else None
 
 
 def rounds_up(link: RedisLink) -> bool:

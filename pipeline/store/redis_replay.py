@@ -37,6 +37,7 @@ from pipeline.store.interface import (
     Entries,
     Insert,
     InsertResult,
+    Memory,
     ReplayCounts,
     StoreFull,
     check_priorities,
@@ -264,6 +265,10 @@ class RedisReplay:
     def expect(self, mark: str) -> None:
         """What Redis holds must not be older than ``mark``, of an earlier time; else the books tell what is lost."""
         self._claim.mark = mark
+
+    def memory(self) -> Memory | None:
+        """What Redis takes for all that it holds, whoever put it there, and what it may take."""
+        return redis_limits.memory(self._link)
 
     def clear(self) -> None:
         """Deletes everything under the prefix, for a run that begins anew: items, books and epoch."""

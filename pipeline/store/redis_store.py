@@ -34,7 +34,7 @@ import redis
 from pipeline.errors import StoreError
 from pipeline.stopping import StopToken
 from pipeline.store import redis_limits
-from pipeline.store.interface import Item, Put, PutResult, StoreCounts
+from pipeline.store.interface import Item, Memory, Put, PutResult, StoreCounts
 from pipeline.store.ownership import Claim
 from pipeline.store.redis_client import RedisLink, RedisServer, StoreSettings, TransientRedisError
 from pipeline.store.scripts import name_of, read_runs, script
@@ -320,6 +320,10 @@ class RedisFifo:
         """(environment, run) -> next_index of its last put, of the latest runs of each environment."""
         found: Any = self._commands.call(lambda client: client.hgetall(self._last))
         return read_runs(found)
+
+    def memory(self) -> Memory | None:
+        """What Redis takes for all that it holds, whoever put it there, and what it may take."""
+        return redis_limits.memory(self._commands)
 
     def clear(self) -> None:
         """Deletes everything under the prefix, for a run that begins anew: books, items and epoch."""

@@ -16,7 +16,7 @@ from learner.roster import Roster
 from learner.slots import SlotTable
 from pipeline.ledger import Ledger
 from pipeline.protocol import Cause, Hello
-from pipeline.requests import Event, Joined, Reply, StepRequest
+from pipeline.requests import Event, Joined, Reply, Standing, StepRequest
 from pipeline.rows import ROW
 from pipeline.spaces import Leaf, Spaces
 from pipeline.stages import Stage
@@ -36,11 +36,14 @@ class Script:
     def __init__(self) -> None:
         self.stage, self.broker_busy = Stage("inference"), None
         self.coming: list[tuple[list[StepRequest], list[Event]]] = []
+        self.arrived: list[float] = []
         self.replies: list[Reply] = []
         self.rejected: list[tuple[int, str, Cause]] = []
 
     def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
-        return self.coming.pop(0) if self.coming else ([], [])
+        given = self.coming.pop(0) if self.coming else ([], [])
+        self.arrived = [0.0] * len(given[0])
+        return given
 
     def reply(self, replies: list[Reply]) -> None:
         self.replies += replies
@@ -54,8 +57,8 @@ class Script:
 
     def publish(self, status: dict[str, Any]) -> None: ...
 
-    def away(self, now: float) -> str:
-        return ""
+    def standing(self, now: float) -> Standing:
+        return Standing("")
 
 
 class Slots:

@@ -1,0 +1,77 @@
+"""What a worker has counted over all its children: read at any moment by the threads that serve its metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from workers.block import At, Block, Phase
+
+ADDED = (At.TAKEN, At.MASKED, At.DROPPED, At.RECONNECTS, At.BUSY, At.ACTIONS)
+"""Numbers of a block that are counters of its child."""
+
+
+class Counted(NamedTuple):
+    """See ``pipeline.metrics.catalogue``.
+
+    Attributes:
+        numbers: Of all children together.
+        faults: Kind -> number.
+        restarts: Children after the first.
+        phase: What the present child does, and for how many seconds; None where there is none.
+    """
+
+    numbers: Mapping[At, int]
+    faults: Mapping[str, int]
+    restarts: int
+    phase: tuple[Phase, float] | None
+
+
+class _State(NamedTuple):
+    ended: Mapping[At, int]
+    faults: Mapping[str, int]
+    children: int
+    block: Block | None
+    pid: int | None
+
+
+class Tally:
+    """The supervisor's thread tells it what begins and ends, as one value each time: no reader sees half of it."""
+
+    def __init__(self) -> None:
+        self._state = _State(dict.fromkeys(ADDED, 0), {}, 0, None, None)
+
+    def begins(self, block: Block, pid: int | None) -> None:
+        """A child was started."""
+        self._state = self._state._replace(children=self._state.children + 1, block=block, pid=pid)
+
+    def ends(self, faults: Mapping[str, int]) -> None:
+        """It has ended; ``faults`` are now those of all children."""
+        state = self._state
+        self._state = state._replace(ended=_sum(state), faults=dict(faults), block=None, pid=None)
+
+    @property
+    def block(self) -> Block | None:
+        """The present child's."""
+        return self._state.block
+
+    @property
+    def pid(self) -> int | None:
+        """The present child's."""
+        return self._state.pid
+
+    def read(self) -> Counted:
+        """So far. Any thread."""
+        state = self._state
+        faults, phase = Counter(state.faults), None
+        if state.block is not None:
+            faults["non_finite"] += int(state.block.numbers[At.NON_FINITE])
+            phase = (state.block.phase, max(0.0, time.monotonic() - state.block.since_seconds))
+        return Counted(_sum(state), faults, max(0, state.children - 1), phase)
+
+
+def _sum(state: _State) -> dict[At, int]:
+    block = state.block
+    return {at: number + (0 if block is None else int(block.numbers[at])) for at, number in state.ended.items()}
