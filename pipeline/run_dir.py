@@ -76,8 +76,8 @@ class RunDirectory:
             resume: ``path`` exists and holds a run of the same environment, network and algorithm.
 
         Raises:
-            ConfigError: without ``resume``: it exists or cannot be made; with it: it does not exist, a learner runs in
-                it, or it holds a run of another environment, network or algorithm.
+            ConfigError: without ``resume``: it exists and holds something, or cannot be made; with it: it does not exist,
+                a learner runs in it, or it holds a run of another environment, network or algorithm.
         """
         try:
             directory = cls._resumed(path, config) if resume else cls(_new(path) if path else _new_default(name))
@@ -285,8 +285,21 @@ def _new(path: Path) -> Path:
     try:
         path.mkdir(mode=0o700)
     except FileExistsError as error:
-        raise ConfigError(f"{path} exists: choose another --run-dir, or go on with it by --resume") from error
+        if not _holds_nothing(path):
+            raise ConfigError(f"{path} exists: choose another --run-dir, or go on with it by --resume") from error
+        path.chmod(0o700)
     return path
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Empty, or what a start leaves that was killed, or found the disk full, before there was a ``config.yaml``."""
+    if not path.is_dir():
+        return False
+    for entry in path.iterdir():
+        begun = entry.name in ("checkpoints", "events", "logs") and entry.is_dir() and not any(entry.iterdir())
+        if not begun and not entry.name.startswith(".config.yaml."):
+            return False
+    return True
 
 
 def _new_default(name: str) -> Path:

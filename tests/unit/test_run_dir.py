@@ -28,6 +28,30 @@ def test_holds_the_resolved_configuration_with_versions(tmp_path):
     assert load(directory.config, environ={"SEEDMQ_RUN__SEED": "8"}).config.run.seed == 8
 
 
+def test_a_start_that_was_cut_off_is_begun_again(tmp_path):
+    """Whatever restarts a learner that was killed in its first moments must not be refused for ever."""
+    run = tmp_path / "run"
+    for left in ([], ["checkpoints", "events"], ["checkpoints", "events", "logs", ".config.yaml.17"]):
+        run.mkdir(mode=0o755)
+        for name in left:
+            (run / name).mkdir() if name[0] != "." else (run / name).write_text("half of")
+        RunDirectory.create(run, "name", config())
+        assert RunDirectory.open(run).read_config() == config()
+        assert stat.S_IMODE(run.stat().st_mode) == 0o700
+        shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoints/000000000000", "lost+found/x"])
+def test_a_directory_with_anything_in_it_is_left_alone(tmp_path, name):
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    with pytest.raises(ConfigError, match=r"exists.*--resume"):
+        RunDirectory.create(tmp_path / "run", "name", config())
+    assert file.read_text() == "mine"
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
+
+
 def test_one_learner_at_a_time_and_one_id_for_ever(tmp_path):
     RunDirectory.create(tmp_path / "run", "name", config())
     with (
