@@ -76,8 +76,8 @@ class RunDirectory:
             resume: ``path`` exists and holds a run of the same environment, network and algorithm.
 
         Raises:
-            ConfigError: without ``resume``: it exists and holds something, or cannot be made; with it: it does not exist,
-                a learner runs in it, or it holds a run of another environment, network or algorithm.
+            ConfigError: without ``resume``: it exists and holds something, or cannot be made; with it: it does not
+                exist, a learner runs in it, or it holds a run of another environment, network or algorithm.
         """
         try:
             directory = cls._resumed(path, config) if resume else cls(_new(path) if path else _new_default(name))
