@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -60,7 +60,7 @@ class InFlight(NamedTuple):
     batch: StepBatch
     pending: PendingRows
     version: int
-    arrived: list[float]  # of its requests
+    arrived: Sequence[float]  # of its requests
 
 
 class InferenceLoop:

@@ -6,7 +6,7 @@ socket itself) and ``BrokerSource`` (a DEALER to a broker process). A source bel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -109,7 +109,7 @@ class RequestSource(Protocol):
     broker_busy: float | None
 
     @property
-    def arrived(self) -> list[float]: ...
+    def arrived(self) -> Sequence[float]: ...
 
     def poll(self, credit: int, timeout_seconds: float) -> tuple[list[StepRequest], list[Event]]:
         """Requests of together at most ``credit`` rows (0: events only), oldest first, and what happened to workers.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -135,7 +135,7 @@ class EmbeddedSource:
         return len(self._router.leases)
 
     @property
-    def arrived(self) -> list[float]:
+    def arrived(self) -> Sequence[float]:
         """See ``RequestSource``."""
         return self._learner.batcher.arrived
 
@@ -257,7 +257,7 @@ class BrokerSource:
         return len(self._roll.admitted)
 
     @property
-    def arrived(self) -> list[float]:
+    def arrived(self) -> Sequence[float]:
         """See ``RequestSource``."""
         return self._batcher.arrived
 

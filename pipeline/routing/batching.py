@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.requests import StepRequest
@@ -32,7 +33,7 @@ class Batcher:
         self._max_wait = max_wait_seconds
         self._waiting: OrderedDict[Key, Waiting] = OrderedDict()
         self.rows = 0
-        self.arrived: list[float] = []
+        self.arrived: Sequence[float] = ()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -76,13 +77,13 @@ class Batcher:
         if self.rows < min(self._min_rows, credit) and now < self._oldest() + self._max_wait:
             return []
         if self.rows <= credit:
-            taken = [request for request, _ in waiting.values()]
-            self.arrived = [arrived for _, arrived in waiting.values()]
+            whole, self.arrived = zip(*waiting.values(), strict=True)
             waiting.clear()
             self.rows = 0
-            return taken
-        taken, left = [], credit
-        self.arrived = []
+            return list(whole)
+        taken: list[StepRequest] = []
+        came: list[float] = []
+        left = credit
         while waiting:
             request, arrived = next(iter(waiting.values()))
             if request.rows > left and (taken or credit < full):
@@ -91,9 +92,10 @@ class Batcher:
             self.rows -= request.rows
             left -= request.rows
             taken.append(request)
-            self.arrived.append(arrived)
+            came.append(arrived)
             if left <= 0:
                 break
+        self.arrived = came
         return taken
 
     def deadline(self) -> float | None:
