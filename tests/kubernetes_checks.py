@@ -86,6 +86,7 @@ def check_selectors_find_their_pods(manifests: Manifests) -> None:
     for one in manifests.of("PodMonitor"):
         selected = manifests.selected(one["spec"]["selector"])
         assert {labels_of(workload)[COMPONENT] for workload in selected} == set(ROLES)
+        assert one["spec"]["jobLabel"] == COMPONENT, "the alerts know roles by their job"
     for one in manifests.of("StatefulSet"):
         assert manifests.named("Service", one["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -140,6 +143,45 @@ def test_keys_are_read_from_volumes_as_the_kubelet_makes_them(fleet: Path, tmp_p
     lay_out(files, admitted, 0o644)
     assert keys.authorized_stamp(place, "workers") != before
     assert keys.authorized(place, "workers") == {own.public}
+
+
+READ = """
+import sys
+from pathlib import Path
+from pipeline import keys
+from pipeline.errors import ConfigError
+try:
+    print(keys.load(Path(sys.argv[1]), "client", secret=True).public.decode())
+except ConfigError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_pod_s_user_reads_what_is_root_s_and_its_group_s_and_nobody_else_does(fleet: Path) -> None:
+    """Volumes belong to root with the group of ``fsGroup``; pods run as 10001:10001 without any capability."""
+    if os.getuid() != 0:
+        pytest.skip("only root can be two other users")
+    with tempfile.TemporaryDirectory(prefix="volume-") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        lay_out({file: (fleet / "keys" / file).read_bytes() for file in SECRETS["seedmq-worker-keys"]}, place, 0o440)
+        for path in place.rglob("*"):
+            os.chown(path, 0, 10001, follow_symlinks=False)
+        results = {user: _as_user(user, READ, name) for user in (10001, 10002)}
+    own = keys.load(fleet / "keys", "client", secret=True).public.decode()
+    assert (results[10001].returncode, results[10001].stdout.strip()) == (0, own), results[10001].stderr
+    assert results[10002].returncode == 1 and "Permission denied" in results[10002].stderr
+
+
+def _as_user(user: int, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    identity: dict[str, Any] = {"user": user, "group": user, "extra_groups": []}
+    try:
+        return subprocess.run(
+            command, check=False, cwd=FOLDER.parent, capture_output=True, text=True, timeout=60, **identity
+        )
+    except PermissionError:
+        pytest.skip("the interpreter is in a folder that other users cannot enter")
 
 
 def _public(file: Path) -> set[bytes]:
