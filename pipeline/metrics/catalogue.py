@@ -56,6 +56,10 @@ DROPPED_MESSAGES = (
     "reply_not_awaited", "answer_for_gone_worker", "worker_unreachable", "worker_does_not_read", "learner_unreachable",
     "learner_does_not_read", "worker_too_many_messages", "learner_too_many_messages",
 )  # fmt: skip
+MALFORMED = (
+    "head", "hello", "step", "heartbeat", "bye", "status", "ready", "credit", "replies", "admit", "reject", "publish",
+    "dismiss",
+)  # fmt: skip
 REFUSED_JOINS = ("hello_refused", "hello_drain", "learner_refused")
 LEFT = ("bye", "lease", "replaced", "refused")
 CUT = ("limit", "rate", "revoked", "unfinished")
@@ -105,7 +109,7 @@ OF_BROKER = (
     Metric("seedmq_messages_dropped_total", "counter", EITHER, "Messages that led to nothing; who sent them repeats "
            "them where they still matter.", {"reason": DROPPED_MESSAGES}, when=EMBEDDED),
     Metric("seedmq_messages_malformed_total", "counter", EITHER, "Messages that do not follow `docs/protocol.md`.",
-           {"kind": ()}, when=EMBEDDED + ", once there was one"),
+           {"kind": MALFORMED}, when=EMBEDDED),
     Metric("seedmq_requests_repeated_total", "counter", EITHER, "Requests that a worker sent again.", when=EMBEDDED),
     Metric("seedmq_requests_waiting", "gauge", EITHER, "Requests that wait: at the broker for a learner's credit, "
            "`parked` there while their worker has no learner, or taken from a broker process by the learner.",
