@@ -2,6 +2,7 @@
 # shellcheck shell=bash disable=SC2154
 
 compose() { (cd "$clone" && $COMPOSE -p "$project" "$@"); }
+with_metrics() { compose -f docker-compose.yml -f docker/metrics.yml "$@"; }
 say() { echo "compose_test: $*"; }
 now() { date +%s%N; }
 seconds_since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", (b - a) / 1e9 }'; }
@@ -81,8 +82,9 @@ get() {
     'import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())' "$1" 2>/dev/null
 }
 
+answers() { get "$1" | grep -i "$2" >/dev/null; }
 tensorboard_shows() {
-  get "http://127.0.0.1:$SEEDMQ_TENSORBOARD_PORT/data/plugin/scalars/tags" | grep "\"$1/events\": {\"[a-z]" >/dev/null
+  answers "http://127.0.0.1:$SEEDMQ_TENSORBOARD_PORT/data/plugin/scalars/tags" "\"$1/events\": {\"[a-z]"
 }
 
 check_images() {
@@ -186,4 +188,22 @@ check_gone() {
   [ -z "$left" ] || { say "left behind: $left" && return 1; }
 }
 
-check_metrics() { :; }
+# Prometheus scrapes every role and has the rules; Grafana shows the dashboard.
+check_metrics() {
+  local query="http://127.0.0.1:$SEEDMQ_PROMETHEUS_PORT/api/v1"
+  with_metrics up -d prometheus >/dev/null 2>&1
+  wait_for "$healthy_seconds" "Prometheus is healthy" healthy prometheus
+  wait_for "$healthy_seconds" "it scrapes every role" answers "$query/query?query=sum(up)" "\"$((SEEDMQ_WORKERS + 2))\"\]"
+  answers "$query/rules?type=alert" '"type":"alerting"' || { say "it has no alert rules" && return 1; }
+  say "Prometheus scrapes broker, learner and $SEEDMQ_WORKERS workers"
+  if docker image inspect "$grafana_image" >/dev/null 2>&1 || docker pull -q "$grafana_image" >/dev/null 2>&1; then
+    with_metrics up -d grafana >/dev/null 2>&1
+    wait_for "$healthy_seconds" "Grafana is healthy" healthy grafana
+    wait_for "$healthy_seconds" "it has the dashboard" \
+      answers "http://127.0.0.1:$SEEDMQ_GRAFANA_PORT/api/search?type=dash-db" '"title":"[^"]*seedmq'
+    say "Grafana shows the dashboard"
+  else
+    say "NOT TRIED: Grafana, whose image cannot be had here"
+  fi
+  with_metrics rm -sf prometheus grafana >/dev/null 2>&1
+}

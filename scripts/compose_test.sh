@@ -27,6 +27,7 @@ services=(redis broker learner worker tensorboard)
 # What listens in a container. Only tensorboard's port is published, on the loopback.
 declare -A listens=([redis]=6379 [broker]="5555 5556 9464" [learner]=9464 [worker]=9464 [tensorboard]=6006)
 all_ports=5555,5556,6006,6379,9464
+grafana_image=${GRAFANA_IMAGE:-grafana/grafana:12.1.1} # as in docker/metrics.yml
 
 [ -z "$(docker ps -aq --filter "label=com.docker.compose.project=$project")" ] ||
   { echo "compose_test: another test is running, or one was killed: $COMPOSE -p $project down -v" >&2; exit 1; }
@@ -53,7 +54,7 @@ finish() {
   fi
   docker rm -f "$outside" >/dev/null 2>&1 || true
   docker network rm "$outside" >/dev/null 2>&1 || true
-  compose down -v --remove-orphans -t 20 >/dev/null 2>&1 || true
+  with_metrics down -v --remove-orphans -t 20 >/dev/null 2>&1 || true
   rm -rf "$folder"
   exit "$code"
 }
@@ -92,7 +93,7 @@ scale() {
 
 # A worker in a network of its own comes in by the one port that docker/publish.yml opens, with keys of its own.
 join_from_outside() {
-  local gateway
+  local gateway found
   gateway=$(docker network inspect -f '{{(index .IPAM.Config 0).Gateway}}' "$outside")
   compose -f docker-compose.yml -f docker/publish.yml up -d >/dev/null 2>&1
   compose run --rm -T init "$outside" 2>/dev/null | tar -x --no-same-owner -C "$folder"
@@ -100,6 +101,8 @@ join_from_outside() {
     -v "$folder/$outside:/keys:ro" -v "$clone/configs:/app/configs:ro" "$(image worker)" \
     worker --config "$SEEDMQ_CONFIG" --set security.keys=/keys --set "broker.connect=tcp://$gateway:$SEEDMQ_PUBLISH" >/dev/null
   wait_for "$recovery_seconds" "the worker of another network is served" workers_are "$((SEEDMQ_WORKERS + 1))"
+  found=$(open_ports "$outside" "$gateway" --ports "$SEEDMQ_TENSORBOARD_PORT,$SEEDMQ_PUBLISH")
+  [ "$found" = "$gateway $SEEDMQ_PUBLISH" ] || { say "another network reaches ${found:-no port}" && return 1; }
   docker rm -f "$outside" >/dev/null
   compose up -d >/dev/null 2>&1
   wait_for "$recovery_seconds" "its lease ends" workers_are "$SEEDMQ_WORKERS"
@@ -137,7 +140,8 @@ kill_by_hand() {
 }
 
 endless() {
-  local service
+  local service found
+  export SEEDMQ_ENVS_PER_WORKER=32
   SEEDMQ_CONFIG=configs/endless.yaml SEEDMQ_RUN=endless
   docker network create "$outside" >/dev/null
   compose up -d >/dev/null 2>&1
@@ -145,7 +149,9 @@ endless() {
   for service in "${services[@]}"; do
     wait_for "$healthy_seconds" "$service is healthy" healthy "$service"
   done
-  say "every service is healthy"
+  found=$(status | grep -o '"environments": [0-9][0-9]*' | sort -u)
+  [ "$found" = "\"environments\": $SEEDMQ_ENVS_PER_WORKER" ] || { say "workers have $found" && return 1; }
+  say "every service is healthy; $SEEDMQ_WORKERS workers with $SEEDMQ_ENVS_PER_WORKER environments each"
   check_ports
   scale 8
   join_from_outside
@@ -157,7 +163,7 @@ endless() {
     kill_by_hand "$service"
   done
   stop_in_order
-  compose down -v -t 20 >/dev/null 2>&1
+  with_metrics down -v -t 20 >/dev/null 2>&1
   check_gone
 }
 

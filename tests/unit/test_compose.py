@@ -126,6 +126,26 @@ def test_only_documented_ports_are_published_and_redis_is_reached_by_the_learner
     }
 
 
+def test_prometheus_and_grafana_take_the_files_of_monitoring_and_are_published_on_the_loopback() -> None:
+    found = services("docker/metrics.yml")
+    assert {name: service["ports"] for name, service in found.items()} == {
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
+    for name, service in found.items():
+        assert service["read_only"] is True and service["cap_drop"] == ["ALL"] and "healthcheck" in service, name
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"]), "pinned"
+        for place in service["volumes"]:
+            source, _, mode = place.partition(":")
+            assert not source.startswith("./") or ((ROOT / source).exists() and mode.endswith(":ro")), place
+    scraped = yaml.safe_load((ROOT / "monitoring/prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    asked = {(name, sd["port"]) for job in scraped for sd in job["dns_sd_configs"] for name in sd["names"]}
+    assert asked == {(role, 9464) for role in ROLES}
+    assert "fleet" in found["prometheus"]["networks"] and "fleet" in services()["worker"]["networks"]
+    sources = yaml.safe_load((ROOT / "monitoring/grafana/provisioning/datasources/prometheus.yml").read_text("utf-8"))
+    assert [source["url"] for source in sources["datasources"]] == ["http://prometheus:9090"]
+
+
 def test_tensorboard_reads_the_runs_and_cannot_write_them() -> None:
     found = services()
     assert found["tensorboard"]["volumes"] == ["runs:/runs:ro"] and "runs:/runs" in found["learner"]["volumes"]
