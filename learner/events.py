@@ -40,7 +40,6 @@ _LAYOUT = {
         "steps per second": (r"flow/.*_steps_per_second",),
         "busy share of each stage": (r"stages/.*_busy",),
         "policy lag, updates": ("lag/mean", "lag/max"),
-        "faults and dropped transitions": (r"faults/.*", r"dropped/.*"),
     },
 }
 """TensorBoard's tab Custom Scalars: what belongs together in one chart."""
