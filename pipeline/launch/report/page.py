@@ -75,6 +75,7 @@ def render(directory: RunDirectory) -> str:
         what_ran=facts.what_ran(directory, config, about, shown),
         versions={name: value for name, value in about.items() if name not in ("config", "machine")},
         sections=sections,
+        curves=bool(found.series),
         damage=found.damage,
         books=facts.books(shown),
         ledger_error=(shown.get("ledger") or {}).get("error"),

@@ -96,7 +96,13 @@ def thinned(values: Numbers, most: int = MAX_POINTS) -> npt.NDArray[np.int64]:
 
 def lasting(frames: Numbers) -> npt.NDArray[np.bool_]:
     """Which reports no later one made void: a learner that was resumed goes on from a checkpoint, and counts anew."""
-    return frames <= np.minimum.accumulate(frames[::-1])[::-1]
+    if not len(frames):
+        return np.zeros(0, np.bool_)
+    begins = np.concatenate([[True], np.diff(frames) != 0])  # a stretch in which nothing was trained
+    stretches = frames[begins]
+    later = np.minimum.accumulate(np.concatenate([stretches[1:], [np.inf]])[::-1])[::-1]
+    kept: npt.NDArray[np.bool_] = (stretches < later)[np.cumsum(begins) - 1]
+    return kept
 
 
 def _raw(events: Path) -> Iterator[tuple[str, tuple[Numbers, Numbers, Numbers]]]:
