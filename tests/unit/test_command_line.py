@@ -185,6 +185,8 @@ def test_an_unexpected_exception_is_logged_with_its_traceback(
         ("tensorflow", 'pip install "seedmq[learner]", without a GPU "seedmq[learner-cpu]"'),
         ("keras.ops", 'pip install "seedmq[learner]"'),
         ("ale_py", 'pip install "seedmq[atari]"'),
+        ("plotly", 'pip install "seedmq[report]"'),
+        ("jinja2", 'pip install "seedmq[report]"'),
     ],
 )
 def test_a_missing_extra_gives_the_install_line(
