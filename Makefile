@@ -12,7 +12,7 @@ JOBS   ?= 3
 LEARNER ?= $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia/version),learner,learner-cpu)
 SOURCES := pipeline broker workers learner
 
-.PHONY: help install run check lint test unit integration system format fuzz bench bench-peers compose-test clean
+.PHONY: help install run check lint test unit integration system format fuzz bench bench-peers compose-test pods-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make soak         a run that nothing befalls for SOAK_SECONDS: memory, descriptors, reconnects of each process"
 	@echo "make fuzz         100 000 spoilt messages and unrolls, then each reader for FUZZ_SECONDS guided by coverage"
 	@echo "make compose-test docker-compose for real, from a clean clone: solves, crashes, scaling, ports; COMPOSE_CYCLES=N"
+	@echo "make pods-test    the pods of the Kubernetes manifests as containers of this machine's Docker engine"
 	@echo "make bench        every benchmark against its baselines: an hour, on a machine that does nothing else"
 	@echo "make bench-peers  the systems that the benchmarks compare with, each in an environment of its own"
 	@echo "make clean        removes .venv and caches; runs/ stays"
@@ -102,6 +103,14 @@ bench-peers: $(PEERS)
 
 compose-test:
 	scripts/compose_test.sh
+
+IMAGE_BUILD := docker build -q -f docker/Dockerfile $(foreach x,INDEX_URL EXTRA_INDEX_URL TRUSTED_HOST,--build-arg PIP_$(x))
+
+pods-test: $(STAMP)
+	$(IMAGE_BUILD) --build-arg EXTRAS=atari -t seedmq:pods-test .
+	$(IMAGE_BUILD) --build-arg EXTRAS=learner-cpu,atari -t seedmq-learner:pods-test .
+	SEEDMQ_IMAGE=seedmq:pods-test SEEDMQ_LEARNER_IMAGE=seedmq-learner:pods-test \
+	  $(BIN)/python -m pytest tests/system/test_kubernetes_containers.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS, KUBERNETES = ROOT / "docs/operations.md", ROOT / "docs/kubernetes.md"
+ALERTS = ROOT / "monitoring/alerts.yml"
 BOOKS = [OPERATIONS, KUBERNETES]
 PACKAGES = ("pipeline", "broker", "workers", "learner")
 LEAST = 8
@@ -144,3 +147,27 @@ def test_the_adapter_s_rule_is_the_metric_that_the_autoscaler_asks_for() -> None
     line = next(x for x in text(ROOT / "docs/metrics.md").splitlines() if x.startswith(f"| `{series}`"))
     assert "environments" in line and "busy" in line and "worker" in line
     assert rule["metricsQuery"].count(series) == 1 and 'activity="busy"' in rule["metricsQuery"]
+
+
+def test_every_alert_has_a_row() -> None:
+    rules = [rule for group in alerts()["groups"] for rule in group["rules"]]
+    listed = {
+        cells[0].strip("`"): cells[1] for cells in rows(section(OPERATIONS, "Metrics and alerts")) if len(cells) == 3
+    }
+    assert {rule["alert"]: rule["labels"]["severity"] for rule in rules}.items() == listed.items() - {
+        ("alert", "severity")
+    }
+
+
+def test_the_alerts_are_a_rule_of_the_prometheus_operator() -> None:
+    (block,) = re.findall(r"```sh\n(\(printf.*?)\| kubectl", text(KUBERNETES), re.DOTALL)
+    made = subprocess.run(["sh", "-c", block], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    rule = yaml.safe_load(made)
+    assert (rule["kind"], rule["spec"]) == ("PrometheusRule", alerts())
+    jobs = set(re.findall(r'job="(\w+)"', text(ALERTS)))
+    assert jobs <= {"broker", "learner", "worker"}, "what the PodMonitor and the relabelling make of the pods' labels"
+
+
+def alerts() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(text(ALERTS))
+    return found
