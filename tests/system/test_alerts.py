@@ -1,0 +1,288 @@
+"""A real Prometheus sees every role of a real pipeline, and each alert rule fires in the fault that it is for.
+
+The rules are those of ``monitoring/alerts.yml`` with windows of seconds and without ``for``. ``SeedmqLedgerError`` only
+fires in series made for it: its fault would be an error of seedmq.
+"""
+
+import os
+import resource
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+import yaml
+import zmq
+
+from pipeline import keys, sockets
+from pipeline.config.tree import BrokerSection, SecuritySection
+from pipeline.metrics.catalogue import EMBEDDED, EPISODES, METRICS, PROCESS, REPLAY
+from pipeline.store.embedded import EmbeddedServer
+from tests.prometheus import MONITORING, Prometheus, panels, promtool, rules
+from tests.runs import free_ports, settings
+
+pytestmark = pytest.mark.system
+
+FAULT_SECONDS = 40.0
+START_SECONDS = 90.0
+MADE_FOR_IT = {"SeedmqLedgerError"}
+MANY_MESSAGES = 3000
+"""More than ``broker.max_messages_per_second`` below."""
+ENVIRONMENTS = "seedmq_environments_process_"
+
+
+@pytest.fixture
+def store(commands):
+    place = commands.temporary / "redis"
+    with EmbeddedServer(place, tcp=("127.0.0.1", *free_ports(1)), password=secrets.token_hex(8)) as server:
+        host, port = server.tcp
+        with redis.Redis(host=host, port=port, password=server.password) as client:
+            yield server, client
+    shutil.rmtree(place)
+
+
+class Pipeline:
+    """Broker, learner and two workers as processes of their own, with keys."""
+
+    def __init__(self, commands, server):
+        self._commands = commands
+        front, back, *self.ports = free_ports(7)
+        self.fleet, self.endpoint = commands.cwd / "fleet", f"tcp://127.0.0.1:{front}"
+        keys.write_keys(self.fleet)
+        password = commands.cwd / "password"
+        password.write_text(server.password)
+        password.chmod(0o600)
+        self._values = settings(
+            "broker.placement=process", f"broker.bind={self.endpoint}", f"broker.learner_bind=tcp://127.0.0.1:{back}",
+            "broker.heartbeat_seconds=0.3", "broker.lease_seconds=4", "broker.max_workers=2",
+            f"broker.max_messages_per_second={MANY_MESSAGES - 1000}", f"security.keys={self.fleet}",
+            f"store.url=redis://{server.tcp[0]}:{server.tcp[1]}", f"store.password_file={password}",
+            "store.operation_timeout_seconds=1", "training.max_lag=0", "workers.envs=8",
+            "environment.step_timeout_seconds=3", "environment.fault_budget=1000", "checkpoint.interval_seconds=1",
+            "run.log_interval_seconds=0.5", "run.solved_return=null", "run.max_seconds=null", "run.max_steps=null",
+        )  # fmt: skip
+        self.broker = self._start("broker", 0)
+        self.learner = self._start("learner", 1, "--run-dir", "run")
+        self.workers = [self.worker(number) for number in range(2)]
+
+    def targets(self) -> dict[str, list[str]]:
+        broker, learner, *workers = (f"127.0.0.1:{port}" for port in self.ports[:4])
+        return {"broker": [broker], "learner": [learner], "worker": workers}
+
+    def worker(self, number: int):
+        return self._start("worker", 2 + number, *settings(f"workers.id=w{number}"))
+
+    def resume(self) -> None:
+        self.learner = self._start("learner", 1, "--run-dir", "run", "--resume")
+
+    def children(self) -> list[psutil.Process]:
+        """The processes that step environments."""
+        found = [child for worker in self.workers for child in psutil.Process(worker.pid).children()]
+        return [child for child in found if "spawn_main" in " ".join(child.cmdline())]
+
+    def _start(self, role: str, place: int, *arguments: str):
+        bind = f"127.0.0.1:{self.ports[place]}"
+        command = ("-q", role, "--config", "cartpole_vtrace", *self._values, *arguments)
+        return self._commands.start(*command, SEEDMQ_METRICS__BIND=bind)
+
+
+@pytest.fixture
+def prometheus(tmp_path) -> Iterator:
+    made = []
+
+    def start(targets):
+        made.append(Prometheus(tmp_path / "prometheus", targets))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def fires(until):
+    def wait(seen: Prometheus, *names: str) -> None:
+        for name in names:
+            until(lambda name=name: name in seen.firing() | seen.fired, FAULT_SECONDS, f"{name} fires")
+
+    return wait
+
+
+def expected(role: str, *conditions: str) -> set[str]:
+    """Names of series that a role must have, where these conditions of the catalogue hold."""
+    metrics = [metric for metric in METRICS if role in metric.roles]
+    names = {metric.name + ("_count" if metric.kind == "histogram" else "") for metric in metrics
+             if not metric.when or metric.when in conditions or metric.name.startswith(ENVIRONMENTS)}  # fmt: skip
+    return names | {"seedmq_worker_phase_seconds"} if role == "worker" else names
+
+
+def missing(seen: Prometheus, job: str, names: set[str]) -> set[str]:
+    series = seen.get("series", **{"match[]": f'{{job="{job}"}}'}) or []
+    return names - {one["__name__"] for one in series}
+
+
+def foreign(pipeline: Pipeline, folder: Path) -> None:
+    """Somebody with keys of another fleet tries to connect."""
+    keys.write_keys(folder)
+    for name in ("server.key", "server.key_secret"):
+        (folder / name).unlink()
+    shutil.copy(pipeline.fleet / "server.key", folder)
+    _send(pipeline.endpoint, folder, 1)
+
+
+def _send(endpoint: str, folder: Path, messages: int) -> None:
+    """Messages that are none of the protocol, by a real socket."""
+    context = zmq.Context()
+    broker = BrokerSection(bind=endpoint)
+    with sockets.worker_socket(context, broker, SecuritySection(keys=str(folder))) as socket:
+        for _ in range(messages):
+            socket.poll(1000, zmq.POLLOUT) and socket.send(b"nonsense")
+        socket.poll(1000)
+        socket.close(linger=2000)
+    context.term()
+
+
+def settled(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_each_rule_fires_in_its_fault_in_a_pipeline_of_processes(commands, until, store, prometheus, fires):
+    server, client = store
+    pipeline = Pipeline(commands, server)
+    seen = prometheus(pipeline.targets())
+    until(lambda: seen.up() == {"broker": 1, "learner": 1, "worker": 2}, START_SECONDS, "all targets up")
+    until(lambda: seen.query("seedmq_updates_total > 5"), START_SECONDS, "training")
+    for role, conditions in (("broker", [EMBEDDED]), ("learner", [PROCESS, EPISODES]), ("worker", [])):
+        names = expected(role, *conditions) - ({"seedmq_broker_wait_seconds_count"} if role == "learner" else set())
+        names -= {"seedmq_broker_wait_seconds"}
+        until(lambda role=role, names=names: not missing(seen, role, names), 30, f"all that is documented of {role}")
+    until(lambda: seen.query("seedmq_store_unrolls"), 30, "the store's depth")
+    empty = {title for title, expression in panels() if not seen.query(expression)}
+    assert empty <= {"Replay ratio", "Transitions in the replay", "Inserted and evicted per second", "Store's memory",
+                     "Messages dropped per second", "Learner started"}, empty  # fmt: skip
+
+    # At once: who may not come in, what may not stand in the store, a full one, and too strict a max_lag.
+    third = pipeline.worker(2)
+    foreign(pipeline, commands.cwd / "other")
+    client.xadd("seedmq:unrolls", {"v": 1, "p": b"garbage"})
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.03))
+    _send(pipeline.endpoint, pipeline.fleet, MANY_MESSAGES)
+    fires(seen, "SeedmqStoreMemory")
+    client.config_set("maxmemory", 0)
+    fires(seen, "SeedmqAuthenticationFailures", "SeedmqMessagesRefused", "SeedmqConnectionsCut", "SeedmqUnrollsDamaged")
+    fires(seen, "SeedmqTransitionsDropped", "SeedmqJoinsRefused")
+    settled(third)
+
+    # Environments die, again and again; one hangs.
+    def die() -> bool:
+        for child in pipeline.children():
+            child.kill()
+        return {"SeedmqEnvironmentFaults", "SeedmqWorkersRestarting"} <= seen.firing() | seen.fired
+
+    until(die, FAULT_SECONDS, "alerts of environments that die")
+    until(lambda: len(pipeline.children()) == 2, 30, "their successors")
+    pipeline.children()[0].suspend()
+    fires(seen, "SeedmqEnvironmentHangs")
+
+    # The store stands still; then the disk takes nothing.
+    os.kill(server.pid, signal.SIGSTOP)
+    fires(seen, "SeedmqStoreAway", "SeedmqTrainingStalled")
+    os.kill(server.pid, signal.SIGCONT)
+    until(lambda: seen.query("rate(seedmq_updates_total[5s]) > 0"), START_SECONDS, "training goes on")
+    before = resource.prlimit(pipeline.learner.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    fires(seen, "SeedmqDiskRefusesWrites")
+    resource.prlimit(pipeline.learner.pid, resource.RLIMIT_FSIZE, before)
+    until(lambda: seen.query("sum(seedmq_writes_failing) == 0"), 30, "writes again")
+
+    # The learner dies and comes back; the workers die; the broker dies.
+    settled(pipeline.learner)
+    fires(seen, "SeedmqLearnerDown", "SeedmqNoLearner", "SeedmqNotReady")
+    pipeline.resume()
+    until(lambda: seen.query("seedmq_broker_connected == 1"), START_SECONDS, "the learner is back")
+    fires(seen, "SeedmqLearnerRestarted")
+    for worker in pipeline.workers:
+        settled(worker)
+    fires(seen, "SeedmqWorkerDown", "SeedmqWorkersDown", "SeedmqNoWorkers")
+    settled(pipeline.broker)
+    fires(seen, "SeedmqBrokerDown", "SeedmqBrokerUnreachable")
+    settled(pipeline.learner)
+    commands.forget_sockets()
+    here = {rule["alert"] for rule in rules()} - HELD - MADE_FOR_IT
+    assert seen.fired >= here, here - seen.fired
+
+
+HELD = {"SeedmqEnvironmentsHeldBack", "SeedmqInferenceLatencyHigh", "SeedmqPolicyLagHigh"}
+
+
+def test_a_run_whose_training_is_too_slow(commands, until, prometheus, fires):
+    """Also: ports of ``seedmq run``, and what a learner says that holds the broker."""
+    (port,) = free_ports(1)
+    values = settings(
+        "workers.count=2", "workers.envs=256", "training.batch_size=1", "store.capacity=128",
+        "network.hidden=[1024, 1024]", "run.solved_return=null", "run.log_interval_seconds=0.5",
+        "run.max_seconds=null", "run.max_steps=null", f"metrics.bind=127.0.0.1:{port}",
+    )  # fmt: skip
+    run = commands.start("-q", "run", "cartpole_vtrace", *values, "--run-dir", "run")
+    seen = prometheus({"learner": [f"127.0.0.1:{port}"], "worker": [f"127.0.0.1:{port + n}" for n in (2, 3)]})
+    until(lambda: seen.up() == {"learner": 1, "worker": 2}, START_SECONDS, "all targets up")
+    until(lambda: seen.query("seedmq_updates_total > 5"), START_SECONDS, "training")
+    fires(seen, *HELD)
+    names = expected("learner", EMBEDDED) - {"seedmq_broker_wait_seconds_count"}
+    until(lambda: not missing(seen, "learner", names), 30, "all that is documented")
+    assert "SeedmqBrokerDown" not in seen.fired and not seen.query("seedmq_ledger_error != 0")
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    commands.forget_sockets()
+
+
+def test_a_run_with_a_replay(commands, until, prometheus):
+    (port,) = free_ports(1)
+    values = settings("workers.count=1", "workers.envs=8", "run.solved_return=null", "store.backend=memory",
+                      "replay.min_size=32", f"metrics.bind=127.0.0.1:{port}")  # fmt: skip
+    run = commands.start("-q", "run", "cartpole_r2d2", *values, "--run-dir", "run")
+    seen = prometheus({"learner": [f"127.0.0.1:{port}"], "worker": [f"127.0.0.1:{port + 2}"]})
+    until(lambda: seen.query("seedmq_updates_total > 5"), START_SECONDS, "training")
+    names = expected("learner", EMBEDDED, REPLAY, EPISODES)
+    until(lambda: not missing(seen, "learner", names), 60, "all that is documented")
+    replay = {"Replay ratio", "Transitions in the replay", "Inserted and evicted per second"}
+    until(lambda: all(seen.query(expression) for title, expression in panels() if title in replay), 30, "its panels")
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    commands.forget_sockets()
+
+
+def test_the_rules_in_series_made_for_them(tmp_path):
+    """A ledger that does not close, as no pipeline has it; and nothing fires where all is well."""
+    well = {
+        'up{job="broker"}': "1x60", 'up{job="learner"}': "1x60", 'up{job="worker",instance="a"}': "1x60",
+        'seedmq_learners{job="broker",state="connected"}': "1x60", 'seedmq_ready{job="learner"}': "1x60",
+        'seedmq_workers{job="broker",state="admitted"}': "2x60", 'seedmq_broker_connected{job="learner"}': "1x60",
+        'process_start_time_seconds{job="learner"}': "100x60", 'seedmq_updates_total{job="learner"}': "0+60x60",
+        'seedmq_connections_refused_total{job="broker"}': "0x60", 'seedmq_store_away{job="learner"}': "0x60",
+    }  # fmt: skip
+    broken = {**well, 'seedmq_ledger_error{job="learner"}': "0x20 5x40"}
+    names = [rule["alert"] for rule in rules()]
+    (error,) = [rule for rule in rules() if rule["alert"] == "SeedmqLedgerError"]
+    annotations = {**error["annotations"], "summary": error["annotations"]["summary"].replace("{{ $value }}", "5")}
+    fired = {"exp_labels": {"job": "learner", "severity": "critical"}, "exp_annotations": annotations}
+
+    def case(series, at_minute, name, alerts=()):
+        return {
+            "interval": "1m",
+            "input_series": [{"series": key, "values": values} for key, values in series.items()],
+            "alert_rule_test": [{"eval_time": f"{at_minute}m", "alertname": name, "exp_alerts": list(alerts)}],
+        }
+
+    cases = [case(well, 50, name) for name in names]
+    cases += [case(broken, 19, "SeedmqLedgerError"), case(broken, 30, "SeedmqLedgerError", [fired])]
+    file = tmp_path / "rules_test.yml"
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    file.write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": cases}))
+    checked = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
