@@ -6,7 +6,9 @@ with_metrics() { compose -f docker-compose.yml -f docker/metrics.yml "$@"; }
 say() { echo "compose_test: $*"; }
 now() { date +%s%N; }
 seconds_since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", (b - a) / 1e9 }'; }
-containers() { docker ps -aq --filter "label=com.docker.compose.project=$project" --filter "label=com.docker.compose.service=$1"; }
+# Images have Compose's labels too, and what somebody else runs from them; a number only its containers have.
+ours=(--filter "label=com.docker.compose.project=$project" --filter label=com.docker.compose.container-number)
+containers() { docker ps -aq "${ours[@]}" --filter "label=com.docker.compose.service=$1"; }
 state() { docker inspect -f '{{.State.Status}} {{.State.ExitCode}}' "$1"; }
 image() { docker inspect -f '{{.Image}}' "$(containers "$1" | head -n 1)"; }
 addresses() { docker inspect -f '{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}' "$1"; }
@@ -144,7 +146,7 @@ check_ports() {
     done
   done
   docker rm -f "$outside" >/dev/null
-  published=$(docker ps --filter "label=com.docker.compose.project=$project" --format '{{.Ports}}' | tr ',' '\n' | grep -- '->' || true)
+  published=$(docker ps "${ours[@]}" --format '{{.Ports}}' | tr ',' '\n' | grep -- '->' || true)
   [ "$published" = "127.0.0.1:$SEEDMQ_TENSORBOARD_PORT->6006/tcp" ] || { say "published: $published" && return 1; }
 
   docker run -d --rm --name "$outside" --network "$outside" --entrypoint sleep "$(image worker)" 600 >/dev/null
@@ -182,7 +184,7 @@ stop_in_order() {
 
 check_gone() {
   local left
-  left=$(docker ps -aq --filter "label=com.docker.compose.project=$project")
+  left=$(docker ps -aq "${ours[@]}")
   left+=$(docker volume ls -q --filter "label=com.docker.compose.project=$project")
   left+=$(docker network ls -q --filter "label=com.docker.compose.project=$project")
   [ -z "$left" ] || { say "left behind: $left" && return 1; }

@@ -29,13 +29,13 @@ declare -A listens=([redis]=6379 [broker]="5555 5556 9464" [learner]=9464 [worke
 all_ports=5555,5556,6006,6379,9464
 grafana_image=${GRAFANA_IMAGE:-grafana/grafana:12.1.1} # as in docker/metrics.yml
 
-[ -z "$(docker ps -aq --filter "label=com.docker.compose.project=$project")" ] ||
-  { echo "compose_test: another test is running, or one was killed: $COMPOSE -p $project down -v" >&2; exit 1; }
 source_folder=$(cd "$(dirname "$0")" && pwd)
 folder=$(mktemp -d)
 clone=$folder/seedmq
 # shellcheck source=scripts/compose_checks.sh
 . "$source_folder/compose_checks.sh"
+[ -z "$(docker ps -aq "${ours[@]}")" ] ||
+  { say "another test is running, or one was killed: $COMPOSE -p $project down -v" >&2 && rmdir "$folder" && exit 1; }
 
 unset SEEDMQ_ENVS_PER_WORKER
 export SEEDMQ_CONFIG=cartpole_vtrace SEEDMQ_RUN=solve SEEDMQ_WORKERS=2
