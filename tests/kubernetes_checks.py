@@ -16,7 +16,7 @@ import pytest
 from pipeline import __version__
 from pipeline.cli import seedmq
 from pipeline.config import variables
-from pipeline.config.load import load, presets
+from pipeline.config.load import config_hash, load, presets
 from pipeline.config.metrics import split
 from pipeline.config.tree import Config
 from tests.kubernetes import ROLES, WORKLOADS, Manifests, Object, container_of, labels_of, pod_of
@@ -130,8 +130,10 @@ def check_settings_are_accepted(manifests: Manifests) -> None:
         assert (run.solved_return, run.max_steps, run.max_seconds) == (None, None, None), "what ends is started again"
         assert config.evaluation.solved_return is None
         assert "SEEDMQ_WORKERS" not in environment, "a container runs one worker"
-    agreed = {config_of(manifests, role).environment.model_dump_json() for role in ROLES}
-    assert len(agreed) == 1
+    assert len({config_hash(config_of(manifests, role)) for role in ROLES}) == 1
+    worker, most = manifests.workload("worker"), config_of(manifests, "worker").environment.max_memory_bytes
+    limit = container_of(worker)["resources"]["limits"]["memory"]
+    assert most is not None and most <= 0.8 * int(limit.removesuffix("Gi")) * 2**30, "else it is killed for its memory"
     store = config_of(manifests, "learner").store
     assert store.url is not None and "@" not in store.url
     assert not any(name.startswith("SEEDMQ_STORE") for name in manifests.environment(manifests.workload("worker")))

@@ -158,11 +158,15 @@ def test_pods_of_the_manifests_train_are_preempted_and_close_the_books(pods, unt
     assert code == 143, output
     ledger = summary(run)["ledger"]
     assert ledger["error"] == 0 and ledger["dropped"] == {}, ledger
-    output, _ = workers.pop("worker-c").communicate(timeout=END_SECONDS)  # a learner that drains sends workers home
-    workers["worker-c"] = pods.start("worker-c", "worker")  # and the kubelet starts the container again
     learner = pods.start("learner", "learner")  # the StatefulSet makes it again, with the same volume
     updates = summary(run)["updates"]
-    until(lambda: summary(run)["updates"] > updates + 3, 60, "updates after the checkpoint")
+
+    def goes_on():
+        if workers["worker-c"].poll() == 0:  # a learner that drains sends workers home; the kubelet starts them again
+            workers["worker-c"] = pods.start("worker-c", "worker")
+        return summary(run)["updates"] > updates + 3
+
+    until(goes_on, 60, "updates after the checkpoint")
     for process in (learner, *workers.values(), broker):
         code, output = ends(process, signal.SIGTERM)
         assert code == 143 or (code == 0 and process is not learner and process is not broker), output

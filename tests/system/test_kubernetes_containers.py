@@ -89,6 +89,7 @@ class Node:
         options += ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--memory", memory]
         options += ["--network", self.name, "--network-alias", "seedmq-broker" if role == "broker" else role]
         options += ["--init"] if pod_of(workload).get("shareProcessNamespace") else []
+        options += ["--restart", "always"]  # but for what was stopped or killed by hand
         for name, value in self.manifests.environment(workload).items():
             options += ["--env", f"{name}={value}"]
         command, *arguments = self.manifests.arguments(workload)
@@ -156,8 +157,7 @@ def test_the_pods_of_a_small_node_train_are_preempted_and_close_the_books(node, 
     assert node.stop("learner", "learner") == 143
     ledger = node.summary()["ledger"]
     assert ledger["error"] == 0, ledger
-    node.start("worker-d", "worker")  # the other was sent home
-    node.start("learner", "learner")
+    node.start("learner", "learner")  # which had sent the worker home: its container starts again
     updates = node.summary()["updates"]
     until(lambda: node.summary()["updates"] > updates + 3, 60, "updates from the checkpoint on")
     assert node.stop("learner", "learner") == 143
