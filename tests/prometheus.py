@@ -95,6 +95,8 @@ class Prometheus:
             with urllib.request.urlopen(f"{self._url}/{path}?{query}", timeout=10) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it starts
+                return None
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
         except OSError:
             assert self._process.poll() is None, "Prometheus has ended"

@@ -6,7 +6,6 @@ fires in series made for it: its fault would be an error of seedmq.
 
 import os
 import resource
-import secrets
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from tests.runs import free_ports, settings
 
 pytestmark = pytest.mark.system
 
+PASSWORD = "correct-horse-battery"
 FAULT_SECONDS = 40.0
 START_SECONDS = 90.0
 MADE_FOR_IT = {"SeedmqLedgerError"}
@@ -39,9 +39,9 @@ ENVIRONMENTS = "seedmq_environments_process_"
 @pytest.fixture
 def store(commands):
     place = commands.temporary / "redis"
-    with EmbeddedServer(place, tcp=("127.0.0.1", *free_ports(1)), password=secrets.token_hex(8)) as server:
+    with EmbeddedServer(place, tcp=("127.0.0.1", *free_ports(1)), password=PASSWORD) as server:
         host, port = server.tcp
-        with redis.Redis(host=host, port=port, password=server.password) as client:
+        with redis.Redis(host=host, port=port, password=PASSWORD) as client:
             yield server, client
     shutil.rmtree(place)
 
@@ -55,7 +55,7 @@ class Pipeline:
         self.fleet, self.endpoint = commands.cwd / "fleet", f"tcp://127.0.0.1:{front}"
         keys.write_keys(self.fleet)
         password = commands.cwd / "password"
-        password.write_text(server.password)
+        password.write_text(PASSWORD)
         password.chmod(0o600)
         self._values = settings(
             "broker.placement=process", f"broker.bind={self.endpoint}", f"broker.learner_bind=tcp://127.0.0.1:{back}",
