@@ -14,18 +14,13 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.fixture(scope="module")
-def base() -> Manifests:
-    return read(BASE)
+def manifests() -> Manifests:
+    return read(BASE, FOLDER / "components/redis", FOLDER / "components/podmonitor")
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=names())
-def test_of_the_base(base: Manifests, check: Check) -> None:
-    check(base)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=names())
-def test_of_the_base_with_a_redis_and_a_podmonitor(check: Check) -> None:
-    check(read(BASE, FOLDER / "components/redis", FOLDER / "components/podmonitor"))
+def test_of_the_base_with_a_redis_and_a_podmonitor(manifests: Manifests, check: Check) -> None:
+    check(manifests)
 
 
 def test_every_file_is_part_of_a_kustomization() -> None:
