@@ -29,6 +29,8 @@ from pipeline.stopping import StopToken
 
 log = logging.getLogger(__name__)
 
+PROGRESS_SECONDS = 30.0
+"""Between two lines of the log that say how far it is."""
 HELD_SHARE = 0.05  # of inference's time: workers are held back
 FIRST_WORKER = "waiting for the first worker"
 
@@ -131,9 +133,13 @@ class Reporter:
             parts.ledger.snapshot()["taken"],
         )  # with what is restored
         events = Events(self._directory)
+        told = time.monotonic()
         while not self._stop.wait(self._interval):
             parts.live.look()
             summary = self.report(parts, before, None)
+            if time.monotonic() >= told + PROGRESS_SECONDS:
+                told = time.monotonic()
+                log.info(_words(summary))
             self._writes.attempt("events", lambda: events.write(summary, parts.training.lag))  # noqa: B023
         self._writes.attempt("events", events.close)
 
@@ -141,6 +147,8 @@ class Reporter:
         """Writes ``summary.json`` and refreshes the status."""
         summary = self.summary(parts, before, stop_reason)
         self._writes.attempt("summary", lambda: write_json(self._directory.summary, summary))
+        if stop_reason is not None:
+            log.info("%s after %s", stop_reason, _words(summary))
         with self._lock:
             self._status, self._starting = {"state": "training", **summary}, None
         return summary
@@ -234,3 +242,14 @@ class Reporter:
             workers="none is connected" if waits else "",
             learner="" if waits else f"it is {words}",
         )
+
+
+def _words(summary: dict[str, Any]) -> str:
+    """How far it is, in a line."""
+    rate, returns = summary["rates"].get("agent_steps_per_second", 0.0), summary["episode_return_mean"]
+    bottleneck = summary["bottleneck"]
+    return (
+        f"{summary['seconds']:.0f} s: {summary['agent_steps']:,} steps, {rate:,.0f} steps/s, {summary['updates']:,} "
+        f"updates, return {'-' if returns is None else format(returns, '.2f')}, "
+        f"lag {summary['policy_lag_mean']:.2f}, bottleneck {bottleneck['component'] if bottleneck else '-'}"
+    )

@@ -6,7 +6,9 @@ gate free -> weights -> file -> acknowledged, where the store keeps unrolls for 
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
@@ -23,6 +25,8 @@ from pipeline.errors import UnreachableError
 from pipeline.ledger import Ledger
 from pipeline.spaces import Spaces
 from pipeline.stopping import StopToken
+
+log = logging.getLogger(__name__)
 
 CUT_SECONDS = 10.0
 GATE_SECONDS = 1.0
@@ -60,6 +64,7 @@ class Saver:
             UnreachableError: at the end of the drain the store does not answer.
             TimeoutError: the inference loop did not come to the cut.
         """
+        began = time.monotonic()
         if not self._enter(self.ledger.gate):
             return  # the one at the end of the drain is still to come
         try:
@@ -81,6 +86,7 @@ class Saver:
         )
         save(self.directory, {**self.trainer.snapshot(), **more}, meta, self.keep)
         training.updates_saved = training.updates
+        log.debug("checkpoint of version %d written in %.2f s", training.version, time.monotonic() - began)
         self.path.saved()
 
     def _enter(self, gate: threading.Lock) -> bool:

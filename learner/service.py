@@ -39,6 +39,7 @@ from learner.trainer import Trainer
 from learner.training import Limits, TrainingLoop
 from learner.writer import UnrollWriter
 from learner.writes import Writes
+from pipeline import logs
 from pipeline.config.load import Loaded, config_hash
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, ConfigError, UnwrittenError
@@ -74,6 +75,8 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
     config = loaded.config
     directory = _directory(loaded, run_dir, resume)
     with directory.locked() as run, hard_end(stop, config.run.drain_timeout_seconds):
+        if logs.current().run_id == logs.NO_RUN:
+            logs.identify(run_id=run.partition("-")[0])
         checkpoint = load_latest(directory.checkpoints)
         if checkpoint is not None and not resume:
             raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")

@@ -40,12 +40,12 @@ def prepare(config: Config) -> None:
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow, without its notes unless this process logs debug messages.
+    """Imports TensorFlow, without its notes unless this process is asked for them (-vv).
 
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    if logs.current().verbosity > 0:
+    if logs.current().verbosity > 1:
         importlib.import_module("tensorflow")
         return
     with _without_notes():

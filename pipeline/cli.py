@@ -98,7 +98,11 @@ def _append_working_directory() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    words = " ".join(message.split())
+    if logs.current().style == "json":
+        log.error("%s", words)
+    else:
+        click.echo(f"error: {words}", err=True)
     return code
 
 
@@ -115,14 +119,15 @@ def _missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="seedmq", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", count=True, help="Log debug messages too.")
+@click.option("-v", "--verbose", count=True, help="Log debug messages too; twice: TensorFlow's notes.")
 @click.option("-q", "--quiet", count=True, help="Log warnings and errors only.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--run-id", default=logs.NO_RUN, envvar="SEEDMQ_RUN", metavar="NAME", help="The run, in log lines.")
 @click.pass_context
-def seedmq(context: click.Context, verbose: int, quiet: int, log_format: logs.Style) -> None:
+def seedmq(context: click.Context, verbose: int, quiet: int, log_format: logs.Style, run_id: str) -> None:
     """SEED RL as a message-queue pipeline: ZeroMQ, Redis, central batched inference."""
     component = context.invoked_subcommand or "seedmq"
-    logs.configure(logs.Settings(component=component, verbosity=verbose - quiet, style=log_format))
+    logs.configure(logs.Settings(component, run_id or logs.NO_RUN, verbose - quiet, log_format))
 
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:

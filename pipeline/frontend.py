@@ -159,7 +159,7 @@ class Frontend:
                 if counter is not None:
                     self.router.counters[counter] += 1
             elif isinstance(action, Say):
-                log.info("%s", action.text)
+                log.log(logging.DEBUG if action.detail else logging.INFO, "%s", action.text)
             else:
                 for_learners.append(action)
         return for_learners

@@ -15,6 +15,8 @@ from typing import Literal
 
 OURS = ("pipeline", "broker", "workers", "learner")
 Style = Literal["text", "json"]
+NO_RUN = "-"
+_UUID, _SHORT = 32, 8  # characters of an id that nobody chose, and of those in text
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ class Settings:
     """How this process logs."""
 
     component: str = "seedmq"
-    run_id: str = "-"
+    run_id: str = NO_RUN
     verbosity: int = 0
-    """Above 0: debug messages too; below 0: warnings only."""
+    """Above 0: debug messages too, above 1 also what TensorFlow's C++ code notes; below 0: warnings only."""
     style: Style = "text"
 
     @property
@@ -36,7 +38,8 @@ class Settings:
     def arguments(self) -> list[str]:
         """The options of ``seedmq`` that make a child process log alike."""
         flag = "-v" if self.verbosity > 0 else "-q"
-        return [flag] * abs(self.verbosity) + ["--log-format", self.style]
+        run = [] if self.run_id == NO_RUN else ["--run-id", self.run_id]
+        return [flag] * abs(self.verbosity) + ["--log-format", self.style, *run]
 
 
 class _State:
@@ -75,7 +78,8 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         settings = _State.settings
-        head = f"{_utc(record)} {record.levelname} {settings.component}/{settings.run_id} "
+        run = settings.run_id[:_SHORT] if len(settings.run_id) == _UUID else settings.run_id
+        head = f"{_utc(record)} {record.levelname} {settings.component}/{run} "
         return head + _message(self, record)
 
 

@@ -21,10 +21,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,33 @@ class RunDirectory:
             yield f"{run}-{os.fstat(descriptor).st_ino:x}"
         finally:
             os.close(descriptor)
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is anything to go on with, to evaluate or to report on."""
+        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return saved or self.summary.exists()
+
+    def discard(self) -> None:
+        """Removes a directory in which nothing was trained, and ``runs/`` if it stood alone in there."""
+        if self.trained:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.path.parent == RUNS:
+            with suppress(OSError):  # others are in it
+                RUNS.rmdir()
+
+    def name_run(self) -> str:
+        """The run's name in log lines: made here where there is none yet. Nobody else may be starting it meanwhile.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        run = self.run_id.read_text() if self.run_id.exists() else ""
+        if not run:
+            run = uuid.uuid4().hex
+            write_text(self.run_id, run)
+        return run
 
     def read_config(self) -> Config:
         """``config.yaml``, untouched by environment variables.

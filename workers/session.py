@@ -295,7 +295,7 @@ class Session:
         if not self._held_said:
             return []
         self._held_said_at = now
-        return [Say("warning", f"held back: {reason}; not stepping until the learner catches up")]
+        return [Say("info", f"held back: {reason}; not stepping until the learner catches up")]
 
     def _unknown(self, message: Message, now: float) -> list[Action]:
         if not self._joined:
@@ -380,4 +380,4 @@ class Session:
         if state == self._broker:
             return []
         self._broker = state
-        return [Say("info" if broker == "serving" else "warning", text)]
+        return [Say("info" if broker in ("serving", "wait") else "warning", text)]

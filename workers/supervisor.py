@@ -89,6 +89,7 @@ class Supervisor:
 
     def __init__(self, config: Config, stop: StopToken) -> None:
         self.worker_id = config.workers.id or f"{platform.node()}-{os.getpid()}"
+        logs.identify(component=config.workers.id or f"worker-{self.worker_id}")
         self.faults: Counter[str] = Counter()
         self._config = config
         self._stop = stop

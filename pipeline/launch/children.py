@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -208,9 +209,24 @@ def error_line(lines: list[str]) -> str | None:
     """The error that a component ended with, from the last lines of its log: what the command line said, or logged."""
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     logged = [match[1] for line in lines if (match := _LOGGED_ERROR.match(line))]
-    return (said or logged or [None])[-1]
+    records = [one["message"] for line in lines if (one := _record(line)) and one["level"] in ("ERROR", "CRITICAL")]
+    return (said or logged or records or [None])[-1]
 
 
 def last_logged(lines: list[str]) -> str:
     """The last message that a component logged, of those lines; empty where it logged none."""
-    return next((match[1] for line in reversed(lines) if (match := _LOGGED.match(line))), "")
+    for line in reversed(lines):
+        if match := _LOGGED.match(line):
+            return match[1]
+        if record := _record(line):
+            return record["message"]
+    return ""
+
+
+def _record(line: str) -> dict[str, str] | None:
+    """A line of a JSON log; None for any other."""
+    try:
+        record = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return None
+    return {"level": "", "message": "", **record} if isinstance(record, dict) else None

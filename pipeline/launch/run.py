@@ -33,7 +33,7 @@ from pipeline import logs
 from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
 from pipeline.config.metrics import MetricsSection
 from pipeline.config.tree import Config, WorkersSection
-from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError
+from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, SeedmqError
 from pipeline.folders import private_folder, sweep
 from pipeline.launch.children import Children, error_line, last_logged
 from pipeline.launch.processes import (
@@ -60,6 +60,8 @@ MARGIN_SECONDS = 1.0
 """A learner that uses the whole of ``run.drain_timeout_seconds`` still ends by itself."""
 LONGEST_FOLDER_BYTES = 70
 """Of 107 that a socket path may have."""
+TELLING_SECONDS = 5.0
+"""Of a shorter run, which mostly built its graphs, no bottleneck is told."""
 _SHOWN_LINES = 8
 
 
@@ -81,6 +83,16 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
     """
     with Signals() as signals, _sockets_folder() as folder:
         directory = RunDirectory.create(run_dir, loaded.source.stem, loaded.config, resume)
+        code = _launched(loaded, directory, resume, signals, folder)
+        if code == EXIT_USAGE and not resume:
+            directory.discard()
+        return code
+
+
+def _launched(loaded: Loaded, directory: RunDirectory, resume: bool, signals: Signals, folder: Path) -> int:
+    """The run in its directory; a new one that came to nothing is removed where this raises."""
+    with _discarded_unless(directory, resume):
+        logs.identify(run_id=directory.name_run())
         embedded = loaded.config.store.backend == "redis" and loaded.config.store.url is None
         store = EmbeddedServer(folder / "store") if embedded else None
         config = _resolved(loaded, folder, store)
@@ -94,6 +106,17 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
             return launch.until_finished(signals)
         finally:
             launch.close()
+
+
+@contextmanager
+def _discarded_unless(directory: RunDirectory, resume: bool) -> Iterator[None]:
+    """An error on the way to the first process leaves no directory."""
+    try:
+        yield
+    except SeedmqError:
+        if not resume:
+            directory.discard()
+        raise
 
 
 class _Launch:
@@ -176,9 +199,10 @@ class _Launch:
                 summary["stop_reason"] = "error"
                 self._rewrite(summary)
         click.echo(ending(summary, seconds))
-        if summary is not None and (lines := bottleneck_lines(summary.get("bottleneck"))):
-            click.echo("; ".join(lines))
-        click.echo(f"run directory: {self._directory.path}")
+        if summary is not None and (summary.get("seconds") or 0.0) >= TELLING_SECONDS:
+            click.echo("; ".join(bottleneck_lines(summary.get("bottleneck"))) or "bottleneck: not known")
+        if finish.code != EXIT_USAGE or self._directory.trained:
+            click.echo(f"run directory: {self._directory.path}")
         if summary is not None:
             click.echo(f"evaluate it:   seedmq eval {shlex.quote(str(self._directory.path))}")
 

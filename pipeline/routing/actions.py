@@ -25,9 +25,10 @@ class SendLearner(NamedTuple):
 
 
 class Say(NamedTuple):
-    """A line for the log; only of things that happen seldom."""
+    """A line for the log; only of things that happen seldom. A ``detail`` is for those who ask for more."""
 
     text: str
+    detail: bool = False
 
 
 Action = SendWorker | SendLearner | Say

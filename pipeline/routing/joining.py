@@ -44,6 +44,7 @@ class Joining:
                 reason = f"broker.max_workers = {router.settings.max_workers} workers are served already"
                 router.refuse(peer, hello.run, reason, Cause.SESSION)
                 return
+            router.note(f"worker {lease.worker} ({hello.worker_id}) is here, {sum(hello.groups)} environments")
         if lease.admitted:
             router.welcome(lease)
         elif not router.ask(lease, now, again=True):

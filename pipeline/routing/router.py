@@ -143,6 +143,10 @@ class Router:
         if parked is None or parked.request.sequence != sequence:
             lease.parked[group] = Waiting(request, now)
 
+    def note(self, text: str) -> None:
+        """A detail for the log."""
+        self._actions.append(Say(text, detail=True))
+
     def end(self, lease: Lease, reason: str) -> None:
         """Frees a lease: its requests are dropped and counted, its learner is told."""
         learner = self.learners.named(lease.learner)
@@ -154,6 +158,8 @@ class Router:
             learner.used -= lease.environments
         self.counters["request_of_gone_worker"] += dropped
         self.counters["left_" + reason] += 1
+        who = "" if lease.hello is None else f" ({lease.hello.worker_id})"
+        self.note(f"worker {lease.worker}{who} has left: {reason}")
         self.leases.end(lease, reason)
 
     def state_of(self, lease: Lease) -> tuple[str, str]:
@@ -178,7 +184,7 @@ class Router:
                 return None
             learner = Learner(ready, peer, Batcher(self.settings.min_rows, self.settings.max_wait_seconds), now)
             self.learners.add(learner)
-            self._actions.append(Say(f"learner {learner.name} is ready: {ready.slots} slots"))
+            self._actions.append(Say(f"ready: {learner.name}, with {ready.slots} slots"))
         elif ready.epoch < learner.epoch and not learner.silent:
             self.counters["learner_refused"] += 1
             refused = f"a newer process of learner {ready.learner} has taken over"

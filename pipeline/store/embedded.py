@@ -135,7 +135,7 @@ class EmbeddedServer:
         except BaseException:
             self.stop()
             raise
-        log.info("embedded store at %s, process %d", self.url, self._process.pid)
+        log.debug("embedded store at %s, process %d", self.url, self._process.pid)
 
     def check(self) -> None:
         """Sees that it still runs.

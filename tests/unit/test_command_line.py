@@ -173,10 +173,10 @@ def test_an_unexpected_exception_is_logged_with_its_traceback(
     serve("pipeline.launch.run", "run", ZeroDivisionError("by zero"))
     assert cli.run_command(["--log-format", "json", "run", "cartpole_vtrace"]) == 3
     logged, said = capsys.readouterr().err.splitlines()
-    line = json.loads(logged)
+    line, last = json.loads(logged), json.loads(said)
     assert (line["level"], line["component"]) == ("CRITICAL", "run")
     assert "ZeroDivisionError: by zero" in line["traceback"]
-    assert said == "error: unexpected ZeroDivisionError: by zero"
+    assert (last["level"], last["message"]) == ("ERROR", "unexpected ZeroDivisionError: by zero")
 
 
 @pytest.mark.parametrize(

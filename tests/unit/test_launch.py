@@ -91,6 +91,7 @@ def test_terminal_shows_one_block():
         (["x", "error: bad key"], "bad key"),
         (["2026-01-31T12:00:00.123Z ERROR worker/- no such environment", "x"], "no such environment"),
         (["2026-01-31T12:00:00.123Z ERROR worker/- first", "error: second"], "second"),
+        (['{"level": "INFO", "message": "x"}', '{"level": "ERROR", "message": "in JSON"}', '{"level": '], "in JSON"),
         (["Traceback", "x"], None),
         ([], None),
     ],
@@ -102,6 +103,7 @@ def test_error_line(lines, expected):
 def test_last_logged():
     lines = ["x", "2026-01-31T12:00:00.123Z INFO learner/- building the policy", "WARNING: of some library"]
     assert last_logged(lines) == "building the policy"
+    assert last_logged(['{"level": "INFO", "message": "in JSON"}', "x"]) == "in JSON"
     assert last_logged([]) == ""
 
 

@@ -74,7 +74,7 @@ def test_a_store_that_cannot_be_meant_is_refused_without_tensorflow(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("verbosity", "notes"), [(0, False), (1, True)])
+@pytest.mark.parametrize(("verbosity", "notes"), [(0, False), (1, False), (2, True)])
 def test_notes_of_tensorflow_are_for_those_who_ask(tmp_path: Path, verbosity: int, notes: bool) -> None:
     (tmp_path / "tensorflow.py").write_text(TENSORFLOW)
     result = run(LOAD, str(verbosity), cwd=tmp_path)
