@@ -180,6 +180,8 @@ def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger, made_room:
         orphans = max(0, held_after_assembler(meta["ledger"]) - before.waiting)
         gone = orphans + store.lost_total - int(meta["store"]["lost_total"])
         dropped = {"learner_restart": lost + gaps, STORE_LOST: gone}
+        if gone > 0:
+            log.warning("the store lost some of its data: %d transitions that waited there are gone", gone)
     else:
         before, gaps = StoreCounts(0, 0, 0, 0, 0), 0
         gone = held_after_assembler(meta["ledger"]) + put_of_waiting + accepted - store.counts.put_total

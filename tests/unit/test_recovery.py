@@ -83,7 +83,9 @@ def test_another_store_loses_what_waited() -> None:
 
 
 @pytest.mark.parametrize("trained_after", [0, 20])
-def test_what_was_taken_from_a_store_that_was_lost_is_lost_with_the_learner(trained_after: int) -> None:
+def test_what_was_taken_from_a_store_that_was_lost_is_lost_with_the_learner(
+    trained_after: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of 40 put, 20 are prefetched and 20 still stored when the store loses its data; 10 come after."""
     before = Predecessor()
     before.accept(50)
@@ -101,9 +103,10 @@ def test_what_was_taken_from_a_store_that_was_lost_is_lost_with_the_learner(trai
     assert got["error"] == 0 and got["dropped"] == {"store_lost": 40}
     assert got["waiting"] == {"assembler": 0, "store": 10, "prefetch": 0}
     assert got["trained"] == got["rolled_back"] == 0
+    assert "lost some of its data: 20 transitions" in caplog.text, "those before the cut were said by the predecessor"
 
 
-def test_a_replay_that_went_back_tells_what_is_gone() -> None:
+def test_a_replay_that_went_back_tells_what_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     """Put 40 and evicted 5 before the checkpoint, put 10 and evicted 2 after it; then 12 of the residents were lost."""
     before = Ledger(replay=True)
     before.arrived(50, 50, 0)
@@ -120,6 +123,7 @@ def test_a_replay_that_went_back_tells_what_is_gone() -> None:
     got = ledger.snapshot()
     assert got["error"] == 0 and got["dropped"] == {"store_lost": 15}
     assert (got["inserted"], got["resident"], got["evicted"]) == (50 - 15, 28, 7)
+    assert "lost some of its data: 12 transitions" in caplog.text
 
 
 def test_versions_are_never_published_twice(tmp_path: Path) -> None:
