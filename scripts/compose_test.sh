@@ -2,6 +2,7 @@
 # Tries docker-compose.yml for real, from a clean clone of HEAD: `make compose-test`.
 #
 #   COMPOSE_CYCLES   how often it is brought up in a random order, seen to train and stopped   3
+#   COMPOSE_PARTS    what of it                                    solve endless cycles
 #   COMPOSE          the command                                   docker-compose, else `docker compose`
 #
 # First `up` until CartPole is solved and everybody went home. Then an endless run: health, who reaches which port, more
@@ -10,6 +11,7 @@
 set -euo pipefail
 
 cycles=${COMPOSE_CYCLES:-3}
+parts=${COMPOSE_PARTS:-solve endless cycles}
 if [ -z "${COMPOSE:-}" ]; then
   COMPOSE=docker-compose
   command -v docker-compose >/dev/null || COMPOSE="docker compose"
@@ -37,8 +39,7 @@ clone=$folder/seedmq
 [ -z "$(docker ps -aq "${ours[@]}")" ] ||
   { say "another test is running, or one was killed: $COMPOSE -p $project down -v" >&2 && rmdir "$folder" && exit 1; }
 
-unset SEEDMQ_ENVS_PER_WORKER
-export SEEDMQ_CONFIG=cartpole_vtrace SEEDMQ_RUN=solve SEEDMQ_WORKERS=2
+unset SEEDMQ_CONFIG SEEDMQ_RUN SEEDMQ_WORKERS SEEDMQ_ENVS_PER_WORKER
 SEEDMQ_TENSORBOARD_PORT=$(free_port)
 SEEDMQ_PUBLISH=$(free_port)
 SEEDMQ_PROMETHEUS_PORT=$(free_port)
@@ -62,6 +63,7 @@ trap finish EXIT
 
 solve() {
   local began
+  export SEEDMQ_CONFIG=cartpole_vtrace SEEDMQ_RUN=solve SEEDMQ_WORKERS=2
   began=$(now)
   compose up -d >/dev/null 2>&1
   wait_for "$progress_seconds" "first update" past_version 0
@@ -69,6 +71,10 @@ solve() {
   check_images
   check_solved
   wait_for "$recovery_seconds" "TensorBoard shows the curves of the run" tensorboard_shows solve
+}
+
+without_end() {
+  export SEEDMQ_CONFIG=configs/endless.yaml SEEDMQ_RUN=endless SEEDMQ_WORKERS=2 SEEDMQ_ENVS_PER_WORKER=32
 }
 
 # More workers while it trains: more steps a second, or a name for what holds them up.
@@ -141,8 +147,7 @@ kill_by_hand() {
 
 endless() {
   local service found
-  export SEEDMQ_ENVS_PER_WORKER=32
-  SEEDMQ_CONFIG=configs/endless.yaml SEEDMQ_RUN=endless
+  without_end
   docker network create "$outside" >/dev/null
   compose up -d >/dev/null 2>&1
   wait_for "$progress_seconds" "first update of the second run" past_version 0
@@ -169,7 +174,7 @@ endless() {
 
 # Up in a random order until it trains; every other time a run that was stopped before goes on.
 cycle() {
-  local began order service version=0
+  local began order service version=0 # of the update that it has to get past
   began=$(now)
   order=$(shuf -e "${services[@]}" | tr '\n' ' ')
   compose up init >/dev/null 2>&1
@@ -189,6 +194,17 @@ cycle() {
   fi
 }
 
+cycles() {
+  local number
+  without_end
+  for number in $(seq "$cycles"); do
+    cycle "$number"
+  done
+  compose down -v -t 20 >/dev/null 2>&1
+  check_gone
+  say "$cycles of $cycles cycles"
+}
+
 git clone -q "$(git -C "$source_folder" rev-parse --show-toplevel)" "$clone"
 sed -e 's/^  solved_return:.*/  solved_return: null/' -e 's/^  max_seconds:.*/  max_seconds: 3600/' \
   "$clone/configs/cartpole_vtrace.yaml" > "$clone/configs/endless.yaml"
@@ -197,12 +213,7 @@ chmod -R a+rX "$folder"
 began=$(now)
 compose build >"$folder/build.log" 2>&1 || { tail -n 30 "$folder/build.log"; exit 1; }
 say "$($COMPOSE version | head -n 1): images built in $(seconds_since "$began") s"
-solve
-endless
-last_version=0
-for number in $(seq "$cycles"); do
-  cycle "$number"
+for part in $parts; do
+  "$part"
 done
-compose down -v -t 20 >/dev/null 2>&1
-check_gone
-say "passed: solved, healed, and $cycles of $cycles cycles"
+say "passed: $parts"
