@@ -82,7 +82,7 @@ class Prometheus:
         (folder / "alerts.yml").write_text(yaml.safe_dump({"groups": [{"name": "quick", "rules": quick}]}))
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         (port,) = free_ports(1)
-        self._url, self.fired = f"http://127.0.0.1:{port}/api/v1", set[str]()
+        self._url = f"http://127.0.0.1:{port}/api/v1"
         command = [program("prometheus"), f"--config.file={folder / 'prometheus.yml'}", "--log.level=warn"]
         command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
         self._log = (folder / "log").open("w")
@@ -112,11 +112,9 @@ class Prometheus:
         return {one["metric"]["job"]: int(one["value"][1]) for one in self.query("sum by (job) (up)")}
 
     def firing(self) -> set[str]:
-        """Alerts that fire now; they are remembered in ``fired``."""
+        """Alerts that fire now."""
         data = self.get("alerts")
-        now = {one["labels"]["alertname"] for one in data["alerts"] if one["state"] == "firing"} if data else set()
-        self.fired |= now
-        return now
+        return {one["labels"]["alertname"] for one in data["alerts"] if one["state"] == "firing"} if data else set()
 
     def close(self) -> None:
         self._process.kill()

@@ -1,4 +1,4 @@
-"""The endpoint for real: what it answers, to whom it does not, and what `promtool` says of it and of ``monitoring/``."""
+"""The endpoint for real: what it answers and whom it does not; what `promtool` says of it and of ``monitoring/``."""
 
 from __future__ import annotations
 
@@ -100,6 +100,18 @@ def test_a_taken_address_is_named() -> None:
             served(section, CollectorRegistry(), Health(str, str), StopToken()),
         ):
             pass
+
+
+def test_who_owns_a_thread_that_dies_learns_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(server: object) -> None:
+        raise OSError("the socket is gone")
+
+    monkeypatch.setattr("pipeline.metrics.endpoint._Server.handle_request", broken)
+    stop = StopToken()
+    with endpoint(stop):
+        assert stop.wait(10)
+    with pytest.raises(OSError, match="the socket is gone"):
+        stop.raise_error()
 
 
 def test_no_address_no_endpoint() -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from broker.metrics import health as of_broker
 from learner.feed import Versions
 from learner.lag import Lag
 from learner.metrics import LAGS, lag_counted
+from learner.metrics import health as of_learner
 from learner.slots import Verdict
 from pipeline.buckets import LATENCIES, NOTED, Buckets
 from pipeline.config.metrics import MetricsSection, split
@@ -23,10 +28,12 @@ from pipeline.metrics.catalogue import BY_NAME, CUT, DROPPED, MALFORMED, METRICS
 from pipeline.metrics.document import document, unit_of
 from pipeline.metrics.sheet import Sheet
 from pipeline.protocol import Kind
+from pipeline.requests import Standing
 from pipeline.routing.actions import Settings
 from pipeline.routing.reading import read
 from pipeline.routing.router import Router
 from pipeline.stages import BUSY, MESSAGES, Stage
+from pipeline.stopping import StopToken
 from workers.block import At
 from workers.tally import Tally
 
@@ -161,6 +168,34 @@ def test_a_worker_s_counters_go_on_over_its_children() -> None:
         assert tally.read().numbers[At.TAKEN] == before and tally.read().phase is None
     assert tally.read().numbers[At.TAKEN] == 12
     assert tally.read().faults["env_errors"] == 2
+
+
+# Health.
+
+
+def test_a_broker_whose_loop_stands_still_is_not_alive() -> None:
+    router = Router(SETTINGS, 7)
+    loop: Any = SimpleNamespace(turned=time.monotonic(), tick_seconds=0.25, board=SimpleNamespace(reading=read(router)))
+    health = of_broker(loop, StopToken())
+    assert not health.alive() and health.ready() == "no learner is connected"
+    loop.turned -= 60
+    assert re.fullmatch(r"the loop has stood still for 6\d s", health.alive())
+
+
+def test_a_learner_says_what_it_lacks() -> None:
+    stop = StopToken()
+    inference = SimpleNamespace(turned=None, standing=Standing("no broker has answered yet"), serves=False)
+    learner: Any = SimpleNamespace(
+        inference=inference, stop=stop, reporter=SimpleNamespace(doing=lambda: "building the policy")
+    )
+    health = of_learner(learner)
+    assert not health.alive() and health.ready() == "no broker has answered yet"
+    inference.standing = Standing("")
+    assert health.ready() == "building the policy"
+    inference.serves, inference.turned = True, time.monotonic() - 100
+    assert not health.ready() and "inference has stood still" in health.alive()
+    stop.stop("error", ValueError("a bug"))
+    assert health.alive() == "ValueError: a bug" and health.ready() == "stopping: error"
 
 
 # The configuration.
