@@ -6,6 +6,7 @@ which the learner rewrites; before it exists the states of the processes are sho
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pipeline import logs
 from pipeline.config.tree import RunSection
+
+log = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 5.0
 Summary = Mapping[str, Any]
@@ -55,9 +59,11 @@ class Progress:
             click.echo(_starting(states, seconds, doing) if summary is None else line(summary, self._limits))
 
     def say(self, text: str) -> None:
-        """A line that stays, on the error stream where nothing is redrawn."""
+        """A line that stays, on the error stream where nothing is redrawn; with JSON logs a warning."""
         if self._live is not None:
             self._console.print(Text(text))
+        elif logs.current().style == "json":
+            log.warning("%s", text)
         else:
             click.echo(text, err=True)
 
