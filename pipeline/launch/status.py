@@ -63,7 +63,8 @@ def show(run_dir: Path | None, broker: str | None, security: SecuritySection, wa
     if as_json:
         click.echo(json.dumps(status))
     else:
-        _console().print(status_text.render(status))
+        console = _console()
+        console.print(status_text.render(status, console.width))
     return EXIT_FINISHED
 
 
@@ -193,7 +194,7 @@ def _watch(read: Callable[[], Status], as_json: bool) -> int:
                 click.echo(json.dumps(status) if as_json else status.get("error") or plain_line(status))
             stop.wait(0.0 if "ended" in status else WATCH_SECONDS)
     if "ended" in status and not as_json:  # stays when the screen is given back
-        console.print(status_text.render(status))
+        console.print(status_text.render(status, console.width))
     return EXIT_FINISHED
 
 

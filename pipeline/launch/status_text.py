@@ -14,6 +14,7 @@ from pipeline.launch.progress import duration
 from pipeline.stages import BUSY, in_order
 
 MAX_ROWS = 40
+WIDE = 110  # columns from which on all of a worker is shown
 SETTLED_SECONDS = 5.0
 """What has been waited for no longer than this may pass by itself, as at a start: nothing is advised."""
 SHOWN_ABOVE = ("state", "bottleneck", "stages")
@@ -21,8 +22,8 @@ SHOWN_ABOVE = ("state", "bottleneck", "stages")
 Status = Mapping[str, Any]
 
 
-def render(status: Status) -> RenderableType:
-    """A run's or broker's status, or the end of a run."""
+def render(status: Status, columns: int = WIDE) -> RenderableType:
+    """A run's or broker's status, or the end of a run; ``columns`` wide."""
     if "ended" in status:
         head = Text(f"{status['run_directory']} has ended: {status['ended']}", style="bold")
         summary = mapping(status.get("summary"))
@@ -30,7 +31,7 @@ def render(status: Status) -> RenderableType:
     learner = mapping(status.get("learner"))
     stages = _stages(mapping(status.get("stages")))
     parts: list[RenderableType] = [_head(status), _bottleneck(status, learner), stages]
-    parts += [_learners(status), _workers(status)]
+    parts += [_learners(status), _workers(status, columns >= WIDE)]
     if learner:
         parts.append(_figures(learner))
     return Group(*parts)
@@ -116,16 +117,18 @@ def _learners(status: Status) -> Table:
     return table
 
 
-def _workers(status: Status) -> Table:
-    table = _table("worker", "id", "host", "mode", "envs", "state", "waiting", "heard", "taken", "faults", "last fault")
+def _workers(status: Status, wide: bool) -> Table:
+    """All of each worker, or what tells it from the others and how it does."""
+    left_out = () if wide else (2, 3, 6, 7)
+    names = ("worker", "id", "host", "mode", "envs", "state", "waiting", "heard", "taken", "faults", "last fault")
+    table = _table(*(name for i, name in enumerate(names) if i not in left_out))
     workers = items(status.get("workers"))
     for one in workers[:MAX_ROWS]:
         report = mapping(one.get("report"))
         state = " ".join(clean(one.get(name)) for name in ("state", "reason")).strip()
         if unheard(one):
             state = f"last heard of {duration(one['heard_seconds_ago'])} ago"
-        _row(
-            table,
+        cells = (
             clean(one.get("worker")),
             clean(one.get("worker_id")),
             clean(one.get("host")),
@@ -138,6 +141,7 @@ def _workers(status: Status) -> Table:
             ", ".join(f"{clean(kind)} {number}" for kind, number in mapping(report.get("faults")).items()),
             clean(report.get("message")),
         )
+        _row(table, *(cell for i, cell in enumerate(cells) if i not in left_out))
     if len(workers) > MAX_ROWS:
         _row(table, "...", f"{len(workers) - MAX_ROWS} more")
     return table
