@@ -44,7 +44,7 @@ There is neither password nor encryption: bind it to the loopback or to a privat
 not grow with the pipeline, but for one process being one target.
 
 `monitoring/` holds a configuration for Prometheus, alert rules and a Grafana dashboard that use these names:
-`operations.md` beside this file says what to do for each alert.
+[operations.md](operations.md#metrics-and-alerts) says what to do for each alert.
 
 Counters begin at 0 with a process, but for those of the learner's ledger, its updates and episodes: they go on from
 the checkpoint, so after a crash they may be lower than before, which `rate()` takes for a start at 0. What a broker
