@@ -64,8 +64,9 @@ def trained(tmp_path_factory) -> Path:
     return place / "run"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def browser() -> Iterator[Browser]:
+    """One for each test, so that its helper processes, which come and go, end with it."""
     program = shutil.which("chromium")
     if program is None:
         if os.environ.get("CI"):
