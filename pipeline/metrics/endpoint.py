@@ -1,8 +1,8 @@
 """The HTTP endpoint of a process: ``/metrics``, ``/healthz`` and ``/readyz``.
 
-Plain HTTP/1.0, GET alone. At most ``CONNECTIONS`` at once; more are closed unanswered. A client that neither sends nor
-reads for ``CLIENT_SECONDS`` is hung up on. What a request reads was put there by the process's own threads: a slow or
-hostile client holds up nobody else.
+Plain HTTP/1.0, GET alone. At most ``CONNECTIONS`` at once: the oldest is hung up on for one more, as is a client that
+neither sends nor reads for ``CLIENT_SECONDS``. What a request reads was put there by the process's own threads: a slow
+or hostile client holds up nobody else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -64,6 +64,8 @@ def served(section: MetricsSection, registry: CollectorRegistry, health: Health,
     ending = StopToken()
     try:
         server = _Server(section.bind, _application(registry, health))
+    except UnicodeError as error:
+        raise ConfigError(f"metrics.bind = {section.bind!r}: no host has such a name") from error
     except OSError as error:
         raise ConfigError(f"metrics.bind = {section.bind!r}: {error.strerror or error}") from error
 
@@ -127,6 +129,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     Raises:
         OSError: the host is unknown, or the address cannot be bound.
+        UnicodeError: no host can be called so.
     """
 
     daemon_threads = True
@@ -138,6 +141,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
         self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self._open: dict[socket.socket, None] = {}  # those that are served, in the order in which they came
         super().__init__((host, port), _Handler)
         self.set_app(application)
 
@@ -148,17 +152,34 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False) and not self._free_of_oldest():
             log.debug("%s refused: %d connections at once", client_address[0], CONNECTIONS)
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        self._open[request] = None
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread to serve it
+            self._ended(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._ended(request)
+
+    def _free_of_oldest(self) -> bool:
+        """Hangs up on the oldest client, who may be sending a byte now and then; whether that made room in time."""
+        for oldest in list(self._open)[:1]:
+            self._open.pop(oldest, None)
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)
+        return self._free.acquire(timeout=LOOK_SECONDS)
+
+    def _ended(self, request: socket.socket) -> None:
+        self._open.pop(request, None)
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("%s hung up or was too slow", client_address[0], exc_info=True)
