@@ -2,7 +2,7 @@
 
 The child writes, the supervisor reads; only ``STOP`` goes the other way. No locks: the child may be stuck in C code or
 killed at any moment. ``SINCE``, and what is said of the place, is written before ``PHASE`` where a phase begins, so
-that a reader never pairs a new phase with an old time.
+that a reader never pairs a new phase with an old time. While it is written it reads 0 for an instant.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ class Block:
 
     @property
     def since_seconds(self) -> float:
+        """Monotonic seconds; 0 while it is written."""
         return float(self.numbers[At.SINCE]) / 1e9
 
     def action(self) -> bytes:

@@ -79,6 +79,23 @@ def supervise(config: Config, stop: StopToken) -> int:
     return EXIT_FINISHED
 
 
+class Patience:
+    """Whether a child has been at one place for too long."""
+
+    def __init__(self) -> None:
+        self._suspect = 0.0
+
+    def ends(self, since: float, timeout: float, now: float) -> bool:
+        """Takes a look; all are monotonic seconds, ``since`` 0 while it is written.
+
+        It ends at the second look in a row, so that no half-written pair of time and phase counts.
+        """
+        late = since > 0.0 and now - since > timeout
+        again = late and since == self._suspect
+        self._suspect = since if late else 0.0
+        return again
+
+
 class Supervisor:
     """See the module's docstring.
 
@@ -181,7 +198,7 @@ class Supervisor:
     def _watch(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
         """Until the child ends or is to be killed."""
         kill_at: float | None = None
-        suspect, large = -1, 0
+        patience, large = Patience(), 0
         scale = _Scale(process.pid, self._config.environment.max_memory_bytes)
         while not connection.wait([process.sentinel], POLL_SECONDS):
             self.looked = now = time.monotonic()
@@ -194,12 +211,8 @@ class Supervisor:
             if kill_at is not None and now >= kill_at:
                 self._say_killed(process, block, dump)
                 return self._too_large(large)
-            since = block.numbers[At.SINCE]
-            if now - block.since_seconds <= self._timeout(block.phase):
-                continue
-            if suspect == since:  # seen twice, so it is no half-written pair of time and phase
+            if patience.ends(block.since_seconds, self._timeout(block.phase), now):
                 return self._hung(process, block, dump)
-            suspect = since
         return self._ended(process, block, dump, large)
 
     def _too_large(self, nbytes: int) -> Fault | None:

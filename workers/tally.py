@@ -68,7 +68,8 @@ class Tally:
         faults, phase = Counter(state.faults), None
         if state.block is not None:
             faults["non_finite"] += int(state.block.numbers[At.NON_FINITE])
-            phase = (state.block.phase, max(0.0, time.monotonic() - state.block.since_seconds))
+            now = time.monotonic()
+            phase = (state.block.phase, max(0.0, now - (state.block.since_seconds or now)))
         return Counted(_sum(state), faults, max(0, state.children - 1), phase)
 
 

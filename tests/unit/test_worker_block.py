@@ -8,6 +8,8 @@ import time
 import pytest
 
 from workers.block import ACTION_BYTES, At, Block, Phase
+from workers.supervisor import Patience
+from workers.tally import Tally
 
 pytestmark = pytest.mark.unit
 
@@ -51,3 +53,22 @@ def test_long_actions_are_cut_and_a_reset_leaves_the_last_ones(block: Block) -> 
     assert place(block) == [1, -1, 0, 0] and block.action() == actions[:ACTION_BYTES] and block.text() == "a text"
     block.begin(Phase.STEP, 1, 0, 1, b"xy")
     assert block.action() == b"xy"
+
+
+def test_a_child_hangs_where_it_is_seen_twice_in_a_row_at_one_place() -> None:
+    patience = Patience()
+    assert not patience.ends(1.0, 5.0, 7.0)
+    assert not patience.ends(6.9, 5.0, 7.1) and not patience.ends(1.0, 5.0, 7.2)  # the first look was at a half
+    assert patience.ends(1.0, 5.0, 7.3)
+
+
+def test_a_time_that_is_being_written_is_no_hang() -> None:
+    patience = Patience()
+    assert not any(patience.ends(0.0, 5.0, 50_000.0 + look) for look in range(9))
+
+
+def test_a_phase_whose_time_is_being_written_has_just_begun(block: Block) -> None:
+    tally = Tally()
+    tally.begins(block, 1)
+    block.numbers[At.SINCE] = 0
+    assert tally.read().phase == (Phase.MAKING, 0.0)
