@@ -98,7 +98,7 @@ def _append_working_directory() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    words = " ".join(message.split())
+    words = logs.printable(" ".join(message.split()))
     if logs.current().style == "json":
         log.error("%s", words)
     else:

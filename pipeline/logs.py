@@ -73,8 +73,13 @@ def identify(component: str | None = None, run_id: str | None = None) -> None:
     _State.settings = replace(now, component=component or now.component, run_id=run_id or now.run_id)
 
 
+def printable(text: str) -> str:
+    """Without what a terminal would obey: some of it was said by others. Lines and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 class _TextFormatter(logging.Formatter):
-    """``2026-01-31T12:00:00.123Z INFO learner/RUN message``."""
+    """``2026-01-31T12:00:00.123Z INFO learner/RUN message``; its further lines are indented, so that none begins so."""
 
     def format(self, record: logging.LogRecord) -> str:
         settings = _State.settings
@@ -102,9 +107,10 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Without what a terminal would obey: some of it was said by others."""
-    message = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in record.getMessage())
-    return f"{message}\n{formatter.formatException(record.exc_info)}" if record.exc_info else message
+    said = record.getMessage()
+    if record.exc_info:
+        said = f"{said}\n{formatter.formatException(record.exc_info)}"
+    return printable(said).replace("\n", "\n  ")
 
 
 def _utc(record: logging.LogRecord) -> str:

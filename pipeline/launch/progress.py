@@ -60,6 +60,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays, on the error stream where nothing is redrawn; with JSON logs a warning."""
+        text = logs.printable(text)
         if self._live is not None:
             self._console.print(Text(text))
         elif logs.current().style == "json":
@@ -160,7 +161,7 @@ def _starting(states: Mapping[str, str], seconds: float, doing: str) -> str:
     running = [name for name, state in states.items() if state == "running"]
     other = [f"{name} {state}" for name, state in states.items() if state != "running"]
     parts = [f"{', '.join(running)} running"] if running else []
-    parts += other + ([f"learner: {doing}"] if doing else [])
+    parts += other + ([f"learner: {logs.printable(doing)}"] if doing else [])
     return f"starting, {seconds:.0f} s: {'; '.join(parts)}"
 
 

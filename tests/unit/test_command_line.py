@@ -155,6 +155,7 @@ def test_eval(serve: Callable[..., Calls], tmp_path: Path) -> None:
     [
         (ConfigError("run.seed = 'x': no\n  integer"), 2, "error: run.seed = 'x': no integer\n"),
         (ComponentError("spent"), 3, "error: spent\n"),
+        (ComponentError("\x1b]0;owned\x07"), 3, "error: ?]0;owned?\n"),
         (UnreachableError("no Redis"), 4, "error: no Redis\n"),
         (KeyboardInterrupt(), 130, "\n"),
     ],
@@ -253,6 +254,15 @@ def test_lines_carry_component_and_run(capsys: pytest.CaptureFixture[str]) -> No
     assert line.count("\n") == 1
     logging.getLogger("broker").info("a learner named %s", "x\x1b[31m\r")
     assert capsys.readouterr().err.endswith("a learner named x?[31m?\n")
+    try:
+        raise ValueError("\x1b]0;owned\x07\n2026-01-31T12:00:00.123Z ERROR learner/- forged")
+    except ValueError as error:
+        logging.getLogger("broker").exception("failed: %s", error)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.isprintable() for line in lines) and all(line.startswith("  ") for line in lines[1:])
+    assert any("  2026-01-31T12:00:00.123Z ERROR" in line for line in lines) and any(
+        "Traceback" in line for line in lines
+    )
     logs.configure(logs.Settings(component="worker", style="json"))
     logs.identify(component="learner")
     logging.getLogger("learner").warning("late")
