@@ -146,11 +146,11 @@ def _run_reader(run_dir: Path | None, keys: str | None, timeout_seconds: float) 
 def is_gone(endpoints: Mapping[str, Any]) -> bool:
     """Whether the process that started the run is no more; False where that cannot be told, as of another host's."""
     pid = endpoints.get("pid")
-    if type(pid) is not int or not str(endpoints["broker"]).startswith("ipc://"):
+    if type(pid) is not int or not str(endpoints.get("broker")).startswith("ipc://"):
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # none has such a number
         return True
     except PermissionError:  # somebody else's
         return False

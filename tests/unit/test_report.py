@@ -233,6 +233,44 @@ def test_a_place_that_cannot_be_written(directory, tmp_path, capsys, name):
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_a_device_and_a_file_of_the_run_stay(directory, capsys):
+    for out in ("/dev/null", str(directory.config)):
+        assert run_command(["report", str(directory.path), "--out", out]) == 2
+        assert f"cannot write {out}: it is" in capsys.readouterr().err
+    assert load(directory.config).config and not os.path.isfile("/dev/null")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"ledger": {"taken": 1}},
+        {"seconds": "<b>"},
+        {"stages": 3},
+        {"faults": 3},
+        {"stages": {"training": {"busy": float("nan")}}},
+    ],
+)
+def test_a_summary_of_somebody_else_is_said_in_one_line(directory, tmp_path, capsys, more):
+    directory.summary.write_text(json.dumps(summary(3, **more)))
+    assert run_command(["report", str(directory.path), "--out", str(tmp_path / "x.html")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: cannot read the run in") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("endpoints", [{}, {"pid": 1}, {"pid": 10**30, "broker": "ipc:///x"}])
+def test_endpoints_of_somebody_else(directory, page, endpoints):
+    write_json(directory.summary, summary(3))
+    write_json(directory.endpoints, endpoints)
+    assert "<!doctype html>" in page()
+
+
+def test_what_is_no_file_is_not_waited_for(directory, tmp_path, capsys):
+    os.mkfifo(directory.logs / "x.log")
+    os.mkfifo(directory.events / "x.tfevents")
+    assert run_command(["report", str(directory.path), "--out", str(tmp_path / "x.html")]) == 2
+    assert "x.tfevents is no file" in capsys.readouterr().err
+
+
 def test_every_curve_that_is_written_has_words(directory):
     write(directory, [summary(i) for i in range(3)])
     found = series.read(directory.events)

@@ -146,7 +146,8 @@ def counts(summary: Summary) -> dict[str, int]:
 def logged(logs: Path) -> tuple[dict[str, int], list[Logged]]:
     """Warnings and errors in the ends of the components' logs: number by level, and the last of them in order."""
     found: list[Logged] = []
-    files = sorted(logs.glob("*.log"), key=lambda path: path.stat().st_mtime)[-LOG_FILES:]
+    there = (path for path in logs.glob("*.log") if path.is_file())
+    files = sorted(there, key=lambda path: path.stat().st_mtime)[-LOG_FILES:]
     for path in files:
         found += _bad_lines(path)
     found.sort(key=lambda one: one.time)
@@ -172,7 +173,7 @@ def _bad_lines(path: Path) -> Iterator[Logged]:
 def _json(line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError:  # half of a line
+    except (ValueError, RecursionError):  # half of a line, or none of ours
         return {}
     return record if isinstance(record, dict) else {}
 

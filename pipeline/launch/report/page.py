@@ -32,12 +32,17 @@ def report(run_dir: Path, out: Path) -> int:
         ConfigError: there is no run in ``run_dir``, it cannot be read, or ``out`` cannot be written.
     """
     directory = RunDirectory.open(run_dir)
-    if out.is_dir():
-        raise ConfigError(f"cannot write {out}: it is a directory")
+    if out.exists():
+        _check_replaceable(out, run_dir)
     try:
         html = render(directory)
     except OSError as error:
         raise ConfigError(f"cannot read the run in {run_dir}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        kind = type(error).__name__
+        raise ConfigError(
+            f"cannot read the run in {run_dir}: its files are damaged or none of seedmq's: {kind}: {error}"
+        ) from error
     try:
         existed = out.exists()
         write_text(out, html)
@@ -45,6 +50,18 @@ def report(run_dir: Path, out: Path) -> int:
         raise ConfigError(f"cannot write {out}: {error.strerror or error}") from error
     click.echo(f"{'replaced' if existed else 'wrote'} {out} ({os.stat(out).st_size / 2**20:.1f} MiB)")
     return EXIT_FINISHED
+
+
+def _check_replaceable(out: Path, run_dir: Path) -> None:
+    """A device, and what belongs to the run, stay as they are.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not out.is_file():
+        raise ConfigError(f"cannot write {out}: it is {'a directory' if out.is_dir() else 'no ordinary file'}")
+    if out.suffix != ".html" and run_dir.resolve() in out.resolve().parents:
+        raise ConfigError(f"cannot write {out}: it is a file of the run")
 
 
 def render(directory: RunDirectory) -> str:

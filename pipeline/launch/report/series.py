@@ -68,6 +68,9 @@ def read(events: Path) -> Found:
         OSError: a file cannot be read.
     """
     files = sorted(events.glob(FILES))
+    for path in files:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError(f"{path} is no file")
     if not files:
         return Found({}, None, None, [])
     raw = dict(_raw(events))
