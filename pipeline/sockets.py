@@ -139,6 +139,8 @@ def check_endpoint(key: str, endpoint: str, security: SecuritySection) -> None:
         if not separator or not host or not (port == "*" or (port.isdecimal() and int(port) < 2**16)):
             raise ConfigError(f"{key} = {endpoint}: tcp endpoints are tcp://HOST:PORT")
         if not (_is_loopback(host) or security.keys or security.insecure):
+            if key.startswith("--"):
+                raise ConfigError(f"{key} = {endpoint} is off the loopback: give --keys DIR, or say --insecure")
             raise ConfigError(
                 f"{key} = {endpoint} is off the loopback: set security.keys (see `seedmq keys`), or say --insecure"
             )

@@ -132,7 +132,8 @@ def test_off_the_loopback_needs_keys_or_insecure(tmp_path: Path) -> None:
     broker = ("broker", "--config", "cartpole_vtrace", "--set", endpoint, "--set", "broker.learner_bind=bad")
     assert "off the loopback" in refused(seedmq(*broker, cwd=tmp_path))
     assert "broker.learner_bind = bad" in refused(seedmq(*broker, "--insecure", cwd=tmp_path))
-    assert "off the loopback" in refused(seedmq("status", "--broker", "tcp://10.0.0.1:5555", cwd=tmp_path))
+    asked = refused(seedmq("status", "--broker", "tcp://10.0.0.1:5555", cwd=tmp_path))
+    assert "off the loopback: give --keys DIR" in asked
     asked = seedmq("status", "--broker", "tcp://localhost.localdomain:9", "--insecure", cwd=tmp_path)
     assert asked.returncode == 4 and "no broker answers" in asked.stderr
 
