@@ -49,7 +49,7 @@ class Progress:
             seconds: since the run's start.
             doing: what the learner said last; shown before there is a summary.
         """
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False)
                 self._live.start()

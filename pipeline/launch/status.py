@@ -179,7 +179,7 @@ def _watch(read: Callable[[], Status], as_json: bool) -> int:
     stop = StopToken()
     install_signal_handlers(stop)
     console = _console()
-    redrawn = console.is_terminal and not as_json
+    redrawn = console.is_terminal and not console.is_dumb_terminal and not as_json
     watched, status = Watched(), {}
     with Live(console=console, auto_refresh=False, screen=True) if redrawn else nullcontext() as live:
         while not stop.stopped and "ended" not in status:

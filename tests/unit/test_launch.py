@@ -85,6 +85,16 @@ def test_terminal_shows_one_block():
     assert "a [line] that stays" in output
 
 
+def test_a_terminal_that_cannot_redraw_gets_lines(capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    progress = Progress(RunSection(), Console(file=io.StringIO(), force_terminal=True))
+    progress.update(SUMMARY, {}, 10.0)
+    progress.say("stays\x1b[2J")
+    progress.close()
+    said = capsys.readouterr()
+    assert said.out.startswith("10 s, steps 43,210") and said.err == "stays?[2J\n"
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [

@@ -179,12 +179,14 @@ def test_a_long_run_is_thinned_and_its_extremes_stay(directory, page):
     assert len(kept) <= series.MAX_POINTS and {0, 31_415, 92_653, 99_999} <= set(kept.tolist())
 
 
-@pytest.mark.parametrize("spoil", ["cut", "zeros", "noise"])
+@pytest.mark.parametrize("spoil", ["cut", "zeros", "noise", "flipped"])
 def test_a_damaged_end_costs_only_what_is_damaged(directory, page, spoil):
     write(directory, [summary(i) for i in range(20)])
     (path,) = directory.events.iterdir()
     data = path.read_bytes()
-    path.write_bytes({"cut": data[:-7], "zeros": data + bytes(64), "noise": data + b"\xff" * 64}[spoil])
+    flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+    spoilt = {"cut": data[:-7], "zeros": data + bytes(64), "noise": data + b"\xff" * 64, "flipped": flipped}
+    path.write_bytes(spoilt[spoil])
     write(directory, [summary(i) for i in range(20, 25)])
     text = page()
     assert "bytes cannot be read" in text

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -154,17 +154,27 @@ def _run_time(wall: Numbers, trained: Numbers) -> Numbers:
 
 
 def _damage(path: Path) -> str:
-    """What cannot be read of a file, in words: from the first record that is cut off or has no length."""
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
+    """What cannot be read of a file, in words: from the first record that is cut off or is not what was written."""
     size, at = path.stat().st_size, 0
     with path.open("rb") as file:
         while at < size:
-            file.seek(at)
-            header = file.read(_HEADER)
-            whole = len(header) == _HEADER and struct.unpack("<I", header[8:])[0] == masked_crc32c(header[:8])
-            end = at + _HEADER + struct.unpack("<Q", header[:8])[0] + _FOOTER if whole else size + 1
-            if end > size:
+            end = _record(file, at, size)
+            if end is None:
                 return f"{path.name}: the last {size - at:,} of {size:,} bytes cannot be read"
             at = end
     return ""
+
+
+def _record(file: BinaryIO, at: int, size: int) -> int | None:
+    """Where the record ends that begins at ``at``, where the file stands; None where it is damaged."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    header = file.read(_HEADER)
+    if len(header) < _HEADER or struct.unpack("<I", header[8:])[0] != masked_crc32c(header[:8]):
+        return None
+    length = struct.unpack("<Q", header[:8])[0]
+    end: int = at + _HEADER + length + _FOOTER
+    if end > size:
+        return None
+    data, footer = file.read(length), file.read(_FOOTER)
+    return end if struct.unpack("<I", footer)[0] == masked_crc32c(data) else None
