@@ -108,7 +108,7 @@ IMAGE_BUILD := docker build -q -f docker/Dockerfile $(foreach x,INDEX_URL EXTRA_
 
 pods-test: $(STAMP)
 	$(IMAGE_BUILD) --build-arg EXTRAS=atari -t seedmq:pods-test .
-	$(IMAGE_BUILD) --build-arg EXTRAS=learner-cpu,atari -t seedmq-learner:pods-test .
+	$(IMAGE_BUILD) --build-arg EXTRAS=learner-cpu,atari,report -t seedmq-learner:pods-test .
 	SEEDMQ_IMAGE=seedmq:pods-test SEEDMQ_LEARNER_IMAGE=seedmq-learner:pods-test \
 	  $(BIN)/python -m pytest tests/system/test_kubernetes_containers.py $(ARGS)
 

@@ -87,6 +87,7 @@ class Reporter:
     ) -> None:
         self._directory = directory
         self._writes = writes
+        self._events = Events(directory)
         self._frame_skip = frame_skip
         self._interval = interval_seconds
         self._began = began
@@ -132,7 +133,6 @@ class Reporter:
             parts.ledger.agent_steps,
             parts.ledger.snapshot()["taken"],
         )  # with what is restored
-        events = Events(self._directory)
         told = time.monotonic()
         while not self._stop.wait(self._interval):
             parts.live.look()
@@ -140,8 +140,17 @@ class Reporter:
             if time.monotonic() >= told + PROGRESS_SECONDS:
                 told = time.monotonic()
                 log.info(_words(summary))
-            self._writes.attempt("events", lambda: events.write(summary, parts.training.lag))  # noqa: B023
-        self._writes.attempt("events", events.close)
+            self._write_events(summary, parts)
+
+    def end(self, parts: Parts, before: Before, stop_reason: str | None) -> None:
+        """The last report, once the thread has ended. Its curves of shares end with the last interval's."""
+        shares = self._shares
+        summary = self.report(parts, before, stop_reason)
+        self._write_events({**summary, "stages": shares}, parts)
+        self._writes.attempt("events", self._events.close)
+
+    def _write_events(self, summary: dict[str, Any], parts: Parts) -> None:
+        self._writes.attempt("events", lambda: self._events.write(summary, parts.training.lag))
 
     def report(self, parts: Parts, before: Before, stop_reason: str | None) -> dict[str, Any]:
         """Writes ``summary.json`` and refreshes the status."""

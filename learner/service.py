@@ -219,7 +219,7 @@ class Learner:
                 self.writes.attempt("versions", lambda: versions.release(parts.training.version))
             except UnwrittenError as error:
                 self.stop.error = error
-        self.reporter.report(parts, before, "error" if self.stop.error else self.stop.reason)
+        self.reporter.end(parts, before, "error" if self.stop.error else self.stop.reason)
 
     def _run_threads(self, path: Path, parts: Parts, before: Before, inference: OwnedThread) -> None:
         threads = [

@@ -356,7 +356,7 @@ class Session:
             return [Reconnect()]
         self._broker, self._complained_at = "lost", now
         text = f"no answer from the broker for {silent:.1f} s: not stepping, connecting anew"
-        return [Say("warning", text), Reconnect()]
+        return [Say("warning" if self._begun else "info", text), Reconnect()]  # at the start the broker may start too
 
     def _rejoin(self, now: float) -> None:
         if self.state is State.SERVING:

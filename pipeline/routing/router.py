@@ -335,8 +335,11 @@ class Router:
                 self.tell(learner, Kind.LEFT, worker, run, "lease", None)
 
     def _lose(self, learner: Learner, now: float) -> None:
-        self.counters["learner_lost"] += 1
-        self._actions.append(Say(f"learner {learner.name} is lost: its workers wait for a learner"))
+        if self.draining is None:
+            self.counters["learner_lost"] += 1
+            self._actions.append(Say(f"learner {learner.name} is lost: its workers wait for a learner"))
+        else:
+            self._actions.append(Say(f"learner {learner.name} has ended"))
         for lease in self.leases:
             if lease.learner == learner.name:
                 self._park(lease, learner)

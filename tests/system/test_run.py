@@ -6,6 +6,7 @@ import signal
 import stat
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.runs import END_SECONDS, PATIENT, Stopwatch, settings, summary
 
@@ -89,6 +90,11 @@ def test_solves_cartpole(commands):
     result = commands.run("run", PRESET, "--run-dir", "run", timeout=240)
     assert result.returncode == 0, result.stdout
     assert "solved after" in result.stdout
+    figures = summary(commands.cwd / "run")
+    curves = EventAccumulator(str(commands.cwd / "run" / "events")).Reload()
+    last = curves.Tensors("episodes/return_mean")[-1]
+    assert last.step == figures["frames"], "the curves end where the run did"
+    assert float(last.tensor_proto.float_val[0]) == pytest.approx(figures["episode_return_mean"])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -172,6 +172,7 @@ def test_a_lost_learners_workers_go_to_another_one_and_the_old_one_is_told() -> 
         net.advance(1.0)
         net.learner(b"B", Kind.READY, ready("b"))
         net.heartbeat(1)
+    assert net.router.counters["learner_lost"] == 1
     lease = net.router.leases.by_run[1]
     assert lease.learner == "b" and not lease.admitted
     net.learner(b"B", Kind.ADMIT, 0, 1, False)

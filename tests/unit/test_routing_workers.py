@@ -272,6 +272,7 @@ def test_a_dismissal_ends_with_its_run() -> None:
     assert say_hello(net, b"b", hello(2)) == [(Kind.DRAIN, [2, "solved"])]
     net.advance(SETTINGS.lease_seconds + 1)
     assert say_hello(net, b"c", hello(3)) == [(Kind.WAIT, [3, "no learner is ready"])]
+    assert net.router.counters["learner_lost"] == 0, "it has ended"
     check(net.router)
 
 
