@@ -184,6 +184,7 @@ cycle() {
   [ "$(($1 % 2))" = 1 ] || version=$last_version
   wait_for "$progress_seconds" "an update after version $version, started in the order $order" past_version "$version"
   say "cycle $1 of $cycles: trains $(seconds_since "$began") s after the first start; order $order"
+  compose stop -t 20 worker learner >/dev/null 2>&1 # v2: what was started with --no-deps knows nobody to stop after
   stop_in_order
   last_version=$(summary version)
   if [ "$(($1 % 2))" = 1 ]; then
