@@ -161,7 +161,8 @@ def report(rows: list[Any], as_json: bool) -> None:
         spread = " to ".join(f"{one:,.3g}" for one in row["spread"])
         figures = ["-" if row[name] is None else f"{row[name]:,.4g}" for name in ("value", "baseline_value", "ratio")]
         table.add_row(row["metric"], figures[0], row["unit"], row["baseline"] or "-", *figures[1:], spread)
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)
 
 
 def machine() -> dict[str, Any]:
