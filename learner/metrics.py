@@ -12,7 +12,7 @@ from learner.lag import LIMITS, Lag
 from learner.slots import Verdict
 from pipeline.buckets import Counted
 from pipeline.metrics import routing
-from pipeline.metrics.catalogue import OUTCOMES, WRITES
+from pipeline.metrics.catalogue import OUTCOMES
 from pipeline.metrics.endpoint import Health, health_of
 from pipeline.metrics.sheet import Sheet, registry_of
 
@@ -45,8 +45,7 @@ def registry(learner: Learner, health: Health) -> CollectorRegistry:
         _store(sheet, learner)
         failed = learner.writes.status()
         sheet.by("seedmq_writes_failed_total", failed.get("failed_writes", {}))
-        failing = failed.get("failing", {})
-        sheet.by("seedmq_writes_failing", {name: name in failing for name in (*WRITES, *failing)})
+        sheet.by("seedmq_writes_failing", dict.fromkeys(failed.get("failing", {}), 1))
 
     return registry_of("learner", health.ready, fill)
 

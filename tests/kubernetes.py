@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,3 +164,15 @@ def lay_out(files: dict[str, bytes], place: Path, mode: int) -> None:
             path.unlink()
     if old is not None:
         shutil.rmtree(old)
+
+
+def answer_of(url: str) -> tuple[int, str]:
+    """Status and body of what a probe asks; status 0, and why, where nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.metrics.catalogue import CUT, DROPPED_MESSAGES, LEFT, REFUSED_JOINS
+from pipeline.metrics.catalogue import REFUSED_JOINS
 from pipeline.metrics.sheet import Sheet
 from pipeline.routing.reading import Reading
 
@@ -37,8 +37,8 @@ def _counters(sheet: Sheet, counters: Mapping[str, int]) -> None:
     for name, metric in _SINGLE.items():
         sheet.set(metric, counters.get(name, 0))
     left, cut, malformed = (_beginning(counters, prefix) for prefix in (_LEFT, _CUT, _MALFORMED))
-    sheet.by("seedmq_workers_left_total", dict.fromkeys(LEFT, 0) | left)
-    sheet.by("seedmq_connections_cut_total", dict.fromkeys(CUT, 0) | cut)
+    sheet.by("seedmq_workers_left_total", left)
+    sheet.by("seedmq_connections_cut_total", cut)
     sheet.by("seedmq_messages_malformed_total", malformed)
     sheet.by("seedmq_joins_refused_total", {name: counters.get(name, 0) for name in REFUSED_JOINS})
     elsewhere = {*_SINGLE, *REFUSED_JOINS}
@@ -47,7 +47,7 @@ def _counters(sheet: Sheet, counters: Mapping[str, int]) -> None:
         for name, number in counters.items()
         if name not in elsewhere and not name.startswith((_LEFT, _CUT, _MALFORMED))
     }
-    sheet.by("seedmq_messages_dropped_total", dict.fromkeys(DROPPED_MESSAGES, 0) | dropped)
+    sheet.by("seedmq_messages_dropped_total", dropped)
 
 
 def _beginning(counters: Mapping[str, int], prefix: str) -> dict[str, int]:

@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import redis
 
 from pipeline.folders import sweep
+from pipeline.store.embedded import EmbeddedServer
 from tests.processes import processes_of
+from tests.runs import free_ports
 
 GONE_SECONDS = 30.0
 """A process that was killed or lost its parent may take so long to go."""
@@ -113,6 +116,17 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
         shutil.rmtree(temporary, ignore_errors=True)
     assert not left, f"processes outlived the test: {left}"
     assert not files, f"left in the temporary folder: {files}"
+
+
+@pytest.fixture
+def their_redis(commands: Commands, request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedServer, redis.Redis]]:
+    """A Redis over TCP with the password ``PASSWORD`` of the test's module, and a client that sees everything."""
+    place, password = commands.temporary / "their-redis", request.module.PASSWORD
+    with EmbeddedServer(place, tcp=("127.0.0.1", *free_ports(1)), password=password) as server:
+        host, port = server.tcp
+        with redis.Redis(host=host, port=port, password=password) as client:
+            yield server, client
+    shutil.rmtree(place)
 
 
 @pytest.fixture

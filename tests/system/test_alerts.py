@@ -16,14 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import redis
 import yaml
 import zmq
 
 from pipeline import keys, sockets
 from pipeline.config.tree import BrokerSection, SecuritySection
 from pipeline.metrics.catalogue import EMBEDDED, EPISODES, METRICS, PROCESS, REPLAY
-from pipeline.store.embedded import EmbeddedServer
 from tests.prometheus import MONITORING, Prometheus, panels, promtool, rules
 from tests.runs import free_ports, settings
 
@@ -40,16 +38,6 @@ HELD = {"SeedmqEnvironmentsHeldBack", "SeedmqInferenceLatencyHigh", "SeedmqPolic
 MANY_MESSAGES = 3000
 """More than ``broker.max_messages_per_second`` below."""
 ENVIRONMENTS = "seedmq_environments_process_"
-
-
-@pytest.fixture
-def store(commands):
-    place = commands.temporary / "redis"
-    with EmbeddedServer(place, tcp=("127.0.0.1", *free_ports(1)), password=PASSWORD) as server:
-        host, port = server.tcp
-        with redis.Redis(host=host, port=port, password=PASSWORD) as client:
-            yield server, client
-    shutil.rmtree(place)
 
 
 class Pipeline:
@@ -179,12 +167,8 @@ def ended(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_each_rule_fires_in_its_fault_in_a_pipeline_of_processes(commands, until, store, prometheus, fault):
-    server, client = store
-    pipeline = Pipeline(commands, server)
-    seen = prometheus(pipeline.targets())
-    until(lambda: seen.up() == {"broker": 1, "learner": 1, "worker": 2}, START_SECONDS, "all targets up")
-    until(lambda: seen.query("seedmq_updates_total > 5"), START_SECONDS, "training")
+def all_is_seen(seen, until):
+    """What is documented of each role, and what the dashboard shows, but for panels of other runs."""
     for role, conditions in (("broker", [EMBEDDED]), ("learner", [PROCESS, EPISODES]), ("worker", [])):
         names = expected(role, *conditions) - ({"seedmq_broker_wait_seconds_count"} if role == "learner" else set())
         names -= {"seedmq_broker_wait_seconds"}
@@ -194,6 +178,14 @@ def test_each_rule_fires_in_its_fault_in_a_pipeline_of_processes(commands, until
     assert empty <= {"Replay ratio", "Transitions in the replay", "Inserted and evicted per second", "Store's memory",
                      "Messages dropped per second", "Learner started"}, empty  # fmt: skip
 
+
+def test_each_rule_fires_in_its_fault_in_a_pipeline_of_processes(commands, until, their_redis, prometheus, fault):
+    server, client = their_redis
+    pipeline = Pipeline(commands, server)
+    seen = prometheus(pipeline.targets())
+    until(lambda: seen.up() == {"broker": 1, "learner": 1, "worker": 2}, START_SECONDS, "all targets up")
+    until(lambda: seen.query("seedmq_updates_total > 5"), START_SECONDS, "training")
+    all_is_seen(seen, until)
     until(lambda: seen.firing() == {TOO_STRICT}, FAULT_SECONDS, "nothing else fires while all is well")
 
     # At once: who may not come in, and what may not stand in the store.

@@ -9,13 +9,11 @@ import re
 import shutil
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 
 import pytest
 
 from pipeline import keys
-from tests.kubernetes import BASE, FOLDER, container_of, contents, lay_out, pod_of, read
+from tests.kubernetes import BASE, FOLDER, answer_of, container_of, contents, lay_out, pod_of, read
 from tests.kubernetes_checks import SECRETS
 from tests.runs import END_SECONDS, PATIENT, free_ports, summary
 
@@ -93,16 +91,9 @@ class Pods:
         return self.commands.start(*words, **variables)
 
     def probe(self, pod, role, name):
-        """What a probe of the manifest gets: status and body; None where nobody answers."""
+        """What a probe of the manifest gets: status and body; status 0 where nobody answers."""
         path = container_of(self.manifests.workload(role))[f"{name}Probe"]["httpGet"]["path"]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics[pod]}{path}", timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return None
+        return answer_of(f"http://127.0.0.1:{self.metrics[pod]}{path}")
 
 
 def needs_redis():
@@ -133,7 +124,7 @@ def ends(process, number):
 def test_pods_of_the_manifests_train_are_preempted_and_close_the_books(pods, until):
     run = pods.place / "learner/runs/first"
     broker = pods.start("broker", "broker")
-    until(lambda: pods.probe("broker", "broker", "startup"), 60, "an answer of the broker")
+    until(lambda: pods.probe("broker", "broker", "startup")[0], 60, "an answer of the broker")
     assert pods.probe("broker", "broker", "liveness")[0] == 200
     assert pods.probe("broker", "broker", "readiness")[0] == 503, "there is no learner yet"
     workers = {name: pods.start(name, "worker") for name in ("worker-a", "worker-b")}
@@ -142,7 +133,7 @@ def test_pods_of_the_manifests_train_are_preempted_and_close_the_books(pods, unt
     def ready():
         assert all(one.poll() is None for one in (broker, learner, *workers.values()))
         names = {"broker": "broker", "learner": "learner", **dict.fromkeys(workers, "worker")}
-        return all((pods.probe(pod, role, "readiness") or (0,))[0] == 200 for pod, role in names.items())
+        return all(pods.probe(pod, role, "readiness")[0] == 200 for pod, role in names.items())
 
     until(ready, 120, "readiness of every pod")
     until(lambda: summary(run).get("updates", 0) > 3, 60, "updates")

@@ -8,14 +8,12 @@ import json
 import os
 import re
 import subprocess
-import urllib.error
-import urllib.request
 import uuid
 
 import pytest
 
 from pipeline import keys
-from tests.kubernetes import FOLDER, Manifests, container_of, contents, documents, lay_out, pod_of, rendered
+from tests.kubernetes import FOLDER, Manifests, answer_of, container_of, contents, documents, lay_out, pod_of, rendered
 from tests.runs import END_SECONDS
 
 pytestmark = pytest.mark.system
@@ -101,14 +99,7 @@ class Node:
         path = container_of(self.manifests.workload(role))[f"{name}Probe"]["httpGet"]["path"]
         (found,) = json.loads(docker("inspect", f"{self.name}-{pod}"))
         address = found["NetworkSettings"]["Networks"][self.name]["IPAddress"]
-        try:
-            with urllib.request.urlopen(f"http://{address}:9464{path}", timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError as error:
-            return 0, str(error)
+        return answer_of(f"http://{address}:9464{path}")
 
     def stop(self, pod, role):
         """As the kubelet does: SIGTERM, and SIGKILL after the grace period. The exit code."""

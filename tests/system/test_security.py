@@ -8,10 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import redis
 
 from pipeline import keys
-from pipeline.store.embedded import EmbeddedServer
 from tests.runs import END_SECONDS, PATIENT, free_ports, settings
 
 pytestmark = pytest.mark.system
@@ -23,19 +21,6 @@ RUN_SECONDS = 240.0
 SMALL = settings(
     "workers.envs=8", "workers.count=1", "checkpoint.interval_seconds=1", "run.log_interval_seconds=0.2", PATIENT
 )
-
-
-@pytest.fixture
-def server(commands):
-    """A Redis over TCP with a password; (server, client that sees everything)."""
-    place = commands.temporary / "their-redis"
-    with EmbeddedServer(place, tcp=("127.0.0.1", *free_ports(1)), password=PASSWORD) as made:
-        host, port = made.tcp
-        with redis.Redis(host=host, port=port, password=PASSWORD) as client:
-            yield made, client
-    for path in place.iterdir():
-        path.unlink()
-    place.rmdir()
 
 
 @pytest.fixture
@@ -70,8 +55,8 @@ def open_to_others(folder):
     return [p for p in files_of(folder) if not p.is_symlink() and stat.S_IMODE(p.stat().st_mode) & 0o077]
 
 
-def test_files_are_their_owner_s_and_secrets_stay_secret(commands, until, server, password_file):
-    redis_server, _ = server
+def test_files_are_their_owner_s_and_secrets_stay_secret(commands, until, their_redis, password_file):
+    redis_server, _ = their_redis
     fleet = commands.cwd / "fleet"
     keys.write_keys(fleet)
     front, back = free_ports(2)
@@ -124,8 +109,8 @@ def test_files_are_their_owner_s_and_secrets_stay_secret(commands, until, server
     assert [name for name, text in texts.items() if any(secret in text for secret in secrets)] == []
 
 
-def test_a_wrong_password_is_refused_and_not_shown(commands, server, tmp_path):
-    redis_server, _ = server
+def test_a_wrong_password_is_refused_and_not_shown(commands, their_redis, tmp_path):
+    redis_server, _ = their_redis
     wrong = tmp_path / "wrong"
     wrong.write_text("not-the-password-55\n")
     values = settings(f"store.url={redis_server.url}", f"store.password_file={wrong}")
@@ -135,8 +120,8 @@ def test_a_wrong_password_is_refused_and_not_shown(commands, server, tmp_path):
     assert "not-the-password-55" not in result.stdout + logs
 
 
-def test_two_runs_and_foreign_keys_in_one_redis(commands, until, server, password_file):
-    redis_server, client = server
+def test_two_runs_and_foreign_keys_in_one_redis(commands, until, their_redis, password_file):
+    redis_server, client = their_redis
     client.set("bystander", b"1")
     client.set("a", b"a prefix without its colon")
     client.hset("ab:fifo", mapping={"x": 1})
