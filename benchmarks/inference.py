@@ -81,6 +81,10 @@ class Way:
         workers = config.workers.model_copy(update={"count": CLIENTS, "envs": self._part.rows, "groups": 1})
         return config.model_copy(update={"workers": workers})
 
+    @property
+    def _as_served(self) -> dict[str, Any]:
+        return {"collects": True, "in_flight": self._part.agent.devices.in_flight}
+
     @cached_property
     def _policy(self) -> Acting:
         policy = self._part.agent.policy(self._config.slots, 1)
@@ -99,7 +103,7 @@ class Way:
         found, noting = self._part, Noting(self._policy)
         with (
             placed(self._config, "embedded") as config,
-            serving(config, found.agent.spaces, noting, found.agent.layout, collects=True) as requests,
+            serving(config, found.agent.spaces, noting, found.agent.layout, **self._as_served) as requests,
             clients(config, Stepping, [(found.agent.spaces, found.rows)] * CLIENTS) as check,
         ):
             requests.wait_for(CLIENTS, check)
@@ -134,7 +138,7 @@ class Way:
             ]
             with (
                 placed(self._config, "embedded") as config,
-                serving(config, found.agent.spaces, self._policy, found.agent.layout, collects=True) as requests,
+                serving(config, found.agent.spaces, self._policy, found.agent.layout, **self._as_served) as requests,
                 clients(config, Paced, arguments) as check,
             ):
                 requests.wait_for(CLIENTS, check)

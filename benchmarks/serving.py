@@ -192,7 +192,7 @@ def _source(config: Config) -> RequestSource:
 
 @contextmanager
 def serving(
-    config: Config, spaces: Spaces, policy: Acting, layout: UnrollLayout, *, collects: bool
+    config: Config, spaces: Spaces, policy: Acting, layout: UnrollLayout, *, collects: bool, in_flight: int = 1
 ) -> Iterator[Requests]:
     """The inference loop, wired as the learner wires it, the store apart: finished unrolls are thrown away.
 
@@ -202,6 +202,7 @@ def serving(
         policy: Warmed up.
         layout: Of the unrolls.
         collects: Whether rows are booked and assembled into unrolls behind the reply.
+        in_flight: Batches; of the policy's devices.
     """
     stop, ledger, table = StopToken(), Ledger(False), SlotTable(config.slots)
     assembler, nothing = Assembler(layout, config.slots), Nothing()
@@ -229,7 +230,6 @@ def serving(
     loop = InferenceLoop(
         lambda: _source(config),
         batch=min(config.learner.inference_batch, config.slots),
-        in_flight=config.learner.inference_in_flight,
         version=lambda: 0,
         status=dict,
         on_spaces=lambda _: None,
@@ -237,7 +237,7 @@ def serving(
     )
     by_slot = PolicyBySlot(policy, policy, table.evaluates)
     recurrent = bool(layout.state_shapes)
-    loop.serve_with(Serving(by_slot, roster, collector, writer, spaces.observation, SAMPLE, recurrent))
+    loop.serve_with(Serving(by_slot, roster, collector, writer, spaces.observation, SAMPLE, recurrent, in_flight))
     threads = [OwnedThread("inference", loop.run, stop), OwnedThread("writer", writer.run, stop)]
     for thread in threads:
         thread.start()

@@ -38,6 +38,12 @@ class Devices(NamedTuple):
         """The union in the strategy's order: replica i is device i."""
         return _union(self.training, self.inference)
 
+    @property
+    def in_flight(self) -> int:
+        """Inference batches that are worth having in flight. A CPU computes within the call: a second batch would
+        only keep the first one's actions back until it is computed, too."""
+        return 1 if self.inference[0].startswith("CPU") else 2
+
 
 def configure_runtime(intra_op_threads: int = 0, inter_op_threads: int = 0) -> None:
     """Thread pools (0: TensorFlow's choice), and GPU memory taken as needed instead of all at once.

@@ -3,7 +3,7 @@
 ::
 
     source.poll(credit) -> judge (repeat, stale) -> open (checks) -> join -> policy.submit
-                                                       two batches in flight
+                                                       Serving.in_flight batches
     policy result -> replies -> collect (episodes, ledger, assembler -> writer)
 
 Credit is 0 while the policy is not built yet or the writer's backlog is at its limit: requests then wait in the broker.
@@ -54,6 +54,7 @@ class Serving(NamedTuple):
     leaves: tuple[Leaf, ...]
     exploration: Exploration
     recurrent: bool  # a run whose slots are new has lost its state: it begins new episodes
+    in_flight: int  # batches
 
 
 class InFlight(NamedTuple):
@@ -78,7 +79,6 @@ class InferenceLoop:
     Args:
         make_source: Opens the request source on the loop's own thread.
         batch: Most rows in one inference batch.
-        in_flight: Batches in flight.
         version: Reads the current policy version.
         status: Reads the learner's part of the status, published twice a second.
         on_spaces: Called with the first worker's spaces while nothing serves yet.
@@ -90,7 +90,6 @@ class InferenceLoop:
         make_source: Callable[[], RequestSource],
         *,
         batch: int,
-        in_flight: int,
         version: Callable[[], int],
         status: Callable[[], dict[str, Any]],
         on_spaces: Callable[[Spaces], None],
@@ -98,7 +97,6 @@ class InferenceLoop:
     ) -> None:
         self._make_source = make_source
         self._batch = batch
-        self._depth = in_flight
         self._version = version
         self._status = status
         self._on_spaces = on_spaces
@@ -190,7 +188,9 @@ class InferenceLoop:
             self._handle(source, event)
         if requests and self._serving is not None:
             self._launch(source, self._serving, requests)
-        if self._flying and (not requests or len(self._flying) >= self._depth):
+            if len(self._flying) >= self._serving.in_flight:
+                self._land(source)
+        elif self._flying:
             self._land(source)
         if self._cuts:
             while self._flying:

@@ -132,7 +132,6 @@ class Learner:
         self.inference = InferenceLoop(
             self._source,
             batch=min(config.learner.inference_batch, config.slots),
-            in_flight=config.learner.inference_in_flight,
             version=self._version,
             status=self.reporter.status,
             on_spaces=self._learn_spaces,
@@ -285,7 +284,9 @@ class Learner:
             self.warm_up.now()
         recurrent = bool(agent.layout.state_shapes)
         exploration = agent.exploration.in_mode(config.evaluation.mode)
-        return Serving(policy, self.roster, collector, writer, agent.spaces.observation, exploration, recurrent)
+        in_flight = config.learner.inference_in_flight or agent.devices.in_flight
+        leaves = agent.spaces.observation
+        return Serving(policy, self.roster, collector, writer, leaves, exploration, recurrent, in_flight)
 
     def _drain(self, path: Path, threads: list[OwnedThread], inference: OwnedThread) -> None:
         self._dismiss(inference)

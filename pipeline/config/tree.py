@@ -150,8 +150,8 @@ class LearnerSection(Section):
     """Most rows in one inference batch."""
     slots: int | None = Field(None, gt=0)
     """Environments served at once; more are refused. Default: twice those that are configured, at least 1024."""
-    inference_in_flight: int = Field(2, ge=1, le=4)
-    """Inference batches in flight, so that copying and computing overlap."""
+    inference_in_flight: int | None = Field(None, ge=1, le=4)
+    """Inference batches in flight. Default: 2 on GPUs, so that copying and computing overlap; 1 on CPUs."""
     intra_op_threads: int = Field(0, ge=0)
     """TensorFlow threads within an operation; 0 lets TensorFlow choose."""
     inter_op_threads: int = Field(0, ge=0)

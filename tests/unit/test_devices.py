@@ -22,6 +22,7 @@ def test_one_to_infer_one_to_train():
     devices = choose_devices(["cpu:0"], ["CPU:1"])
     assert (devices.inference, devices.training) == (("CPU:0",), ("CPU:1",))
     assert devices.replicas == ("CPU:1", "CPU:0")
+    assert devices.in_flight == 1 and devices._replace(inference=("GPU:0",)).in_flight == 2
     assert devices.strategy.num_replicas_in_sync == 2
 
 

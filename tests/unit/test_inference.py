@@ -81,7 +81,7 @@ class Slots:
 class Stand:
     """The loop with three workers, of one group of ``ROWS`` environments each."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: int = 2) -> None:
         self.source, self.table, assembler = Script(), SlotTable(8), Assembler(LAYOUT, 8)
         nothing: Any = type("Writer", (), {"full": False})()
         roster = Roster(
@@ -90,10 +90,10 @@ class Stand:
         )  # fmt: skip
         self.loop = InferenceLoop(
             lambda: self.source,  # type: ignore[arg-type,return-value]
-            batch=8, in_flight=2, version=lambda: 0, status=dict, on_spaces=lambda _: None, stop=StopToken(),
+            batch=8, version=lambda: 0, status=dict, on_spaces=lambda _: None, stop=StopToken(),
         )  # fmt: skip
         collector: Any = Nothing()
-        self.loop.serve_with(Serving(Slots(), roster, collector, nothing, SPACES.observation, SAMPLE, False))
+        self.loop.serve_with(Serving(Slots(), roster, collector, nothing, SPACES.observation, SAMPLE, False, in_flight))
         hellos = [Hello(f"w{i}", i + 1, "train", SPACES.to_wire(), [ROWS], "", -1, {}, {}) for i in range(3)]
         self.turn([], [Joined(i, i + 1, hello) for i, hello in enumerate(hellos)])
 
@@ -144,3 +144,14 @@ def test_a_batch_of_nothing_but_a_spoilt_request_is_none() -> None:
     stand = Stand()
     assert stand.turn([request(1, 0, flags=16)]) == [] and stand.loop.counters["batches"] == 0
     assert [run for run, _, _ in stand.source.rejected] == [2]
+
+
+@pytest.mark.parametrize(("in_flight", "answered"), [(1, [1, 2]), (2, [0, 1])])
+def test_actions_go_out_before_the_next_batch_where_one_is_in_flight(in_flight: int, answered: list[int]) -> None:
+    stand = Stand(in_flight)
+    stand.source.coming += [([request(0, 0)], []), ([request(1, 0)], [])]
+    found = []
+    for _ in answered:
+        stand.loop._turn(stand.source)  # type: ignore[arg-type]
+        found.append(len(stand.source.replies))
+    assert found == answered
