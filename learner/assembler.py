@@ -156,14 +156,11 @@ class Assembler:
 
     def flush(self, slots: Array) -> list[Unroll]:
         """Pads the open unrolls of ``slots`` with masked rows and gives those that own a valid transition."""
-        unrolls = []
-        for slot in slots[self._position[slots] > self._overlap + 1]:
-            rows = int(self._position[slot])
-            self._fields["first"][slot, self._prefix + rows :] = 1
-            self._fields["valid"][slot] = self._valid(slot)
-            unroll = self._take(slot)
-            if unroll.valid:
-                unrolls.append(unroll)
+        begun = slots[self._position[slots] > self._overlap + 1]
+        for slot in begun:
+            self._fields["first"][slot, self._prefix + int(self._position[slot]) :] = 1
+        self._fields["valid"][begun] = self._valid(begun)
+        unrolls = [unroll for unroll in self._take(begun) if unroll.valid]
         self._restart(slots)
         return unrolls
 
@@ -203,7 +200,7 @@ class Assembler:
     def _finish(self, slots: Array) -> list[Unroll]:
         fields, period, kept = self._fields, self._period, self._overlap + 1
         fields["valid"][slots] = self._valid(slots)
-        unrolls = [self._take(slot) for slot in slots]
+        unrolls = self._take(slots)
         fields["previous_action"][slots] = fields["action"][slots, period - 1]
         for name in self._by_row:
             fields[name][slots, :kept] = fields[name][slots, period : period + kept]
@@ -216,14 +213,10 @@ class Assembler:
         self._position[slots] = self._overlap + 1
         return unrolls
 
-    def _take(self, slot: int) -> Unroll:
+    def _take(self, slots: Array) -> list[Unroll]:
+        """Copies, whose records are views of one block; many slots at once, as a group's are full at the same time."""
         fields = self._fields
-        return Unroll(
-            environment=int(fields["environment"][slot]),
-            run=int(fields["run"][slot]),
-            row=int(fields["row"][slot]),
-            first_index=int(self._owned[slot]),
-            next_index=int(self._index[slot]),
-            valid=int(fields["valid"][slot, self._overlap :].sum()),
-            record=self._records[slot].copy(),
-        )
+        columns = [fields[name][slots] for name in ("environment", "run", "row")]
+        columns += [self._owned[slots], self._index[slots], fields["valid"][slots, self._overlap :].sum(axis=1)]
+        numbers = zip(*(column.tolist() for column in columns), strict=True)
+        return [Unroll(*of_one, record) for of_one, record in zip(numbers, self._records[slots], strict=True)]

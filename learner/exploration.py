@@ -35,7 +35,7 @@ class Exploration:
 
     def of(self, slots: Array, evaluation: Array | bool) -> npt.NDArray[np.float32]:
         """float32 ``[n]`` of int ``slots`` ``[n]``; ``evaluation`` is a bool for all or bool ``[n]``."""
-        training = self.training.take(slots, mode="wrap")
+        training = self.training[slots % len(self.training)]  # take(mode="wrap") counts down one length at a time
         if self.evaluation is None or evaluation is False:
             return training
         return np.where(evaluation, np.float32(self.evaluation), training)
