@@ -219,4 +219,4 @@ class Assembler:
         columns = [fields[name][slots] for name in ("environment", "run", "row")]
         columns += [self._owned[slots], self._index[slots], fields["valid"][slots, self._overlap :].sum(axis=1)]
         numbers = zip(*(column.tolist() for column in columns), strict=True)
-        return [Unroll(*of_one, record) for of_one, record in zip(numbers, self._records[slots], strict=True)]
+        return [Unroll._make((*of_one, record)) for of_one, record in zip(numbers, self._records[slots], strict=True)]
