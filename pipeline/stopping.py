@@ -36,7 +36,7 @@ class StopToken:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come upon its own thread within ``stop``
         self.reason: str | None = None
         self.error: BaseException | None = None
         self.signal: int | None = None
