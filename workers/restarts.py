@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
+
+TRIES = 3
+FIRST_STEPS = 100
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|-?\d+(\.\d+)?(e-?\d+)?|\[[^\]]*\]")
 
 WINDOW_SECONDS = 600.0
 FIRST_DELAY_SECONDS = 0.1
@@ -38,3 +43,30 @@ class RestartBudget:
         if count > self._budget:
             return None
         return min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (count - 1)) * (0.5 + chance)
+
+
+class FirstSteps:
+    """Whether what is started again and again is broken, rather than unlucky.
+
+    It is where ``TRIES`` faults in a row are the same, up to numbers and lists in the message, and no environment has
+    ended an episode or taken more than ``FIRST_STEPS`` steps in any try so far.
+    """
+
+    def __init__(self) -> None:
+        self._far = False
+        self._fault = ""
+        self._times = 0
+
+    def fault(self, message: str, episodes: int, steps: float) -> bool:
+        """Books a fault; whether another try would end in the same one.
+
+        Args:
+            message: Type, place and words of the fault.
+            episodes: That ended in this try.
+            steps: Of an environment, in this try, on average.
+        """
+        self._far = self._far or episodes > 0 or steps > FIRST_STEPS
+        fault = _VARYING.sub("#", message)
+        self._times = self._times + 1 if fault == self._fault else 1
+        self._fault = fault
+        return not self._far and self._times >= TRIES

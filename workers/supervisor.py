@@ -40,7 +40,7 @@ from workers.assignment import Assignment
 from workers.block import At, Block, Phase
 from workers.child import child_main
 from workers.farewell import say_bye
-from workers.restarts import RestartBudget
+from workers.restarts import FIRST_STEPS, TRIES, FirstSteps, RestartBudget
 from workers.tally import Counted, Tally
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,7 @@ class Supervisor:
         self._stop = stop
         self._context = multiprocessing.get_context("spawn")
         self._budget = RestartBudget(config.environment.fault_budget)
+        self._first_steps = FirstSteps()
         self._worker = -1
         self._generation = 0
         self._tally = Tally()
@@ -123,16 +124,17 @@ class Supervisor:
         """Starts children until one ends in order.
 
         Raises:
-            EnvironmentFailure: more faults than the budget, or a value that is not finite; the message is the original.
+            EnvironmentFailure: more faults than the budget, the same one in the first steps of each try, or a value
+                that is not finite; the message is the original.
             ConfigError, UnreachableError, ComponentError: what the child failed with.
         """
         with private_folder("worker-") as folder:
             try:
                 while not self._stop.stopped:
-                    fault = self._child(folder / "stacks.txt")
+                    fault, broken = self._child(folder / "stacks.txt")
                     if fault is None:
                         return
-                    self._recover(fault)
+                    self._recover(fault, broken)
             finally:
                 say_bye(self._config, self._reports)
 
@@ -154,19 +156,24 @@ class Supervisor:
         """Of the process that steps environments; None where there is none. Any thread."""
         return self._tally.pid
 
-    def _recover(self, fault: Fault) -> None:
+    def _recover(self, fault: Fault, broken: bool) -> None:
         delay = self._budget.fault(time.monotonic(), random.random())
         if delay is None:
             budget = self._config.environment.fault_budget
             raise EnvironmentFailure(
                 f"environment.fault_budget = {budget} faults in ten minutes is spent: {fault.message}"
             )
+        if broken:
+            raise EnvironmentFailure(
+                f"{fault.message}: the same in {TRIES} tries, none of which ended an episode or came beyond "
+                f"{FIRST_STEPS} steps; it is not tried again"
+            )
         log.warning("worker %s: %s; starting anew in %.1f s", self.worker_id, fault.message, delay)
         self._generation += 1
         self._stop.wait(delay)
 
-    def _child(self, dump: Path) -> Fault | None:
-        """One child from start to end; None after an orderly one."""
+    def _child(self, dump: Path) -> tuple[Fault | None, bool]:
+        """One child from start to end: its fault, None after an orderly end, and whether the next would have it too."""
         run, block = secrets.randbits(62) + 1, Block(self._context)
         assignment = Assignment(
             config=self._config,
@@ -193,7 +200,13 @@ class Supervisor:
         self._settle(run, block, fault)
         if (error := block.error()) is not None:
             raise error
-        return fault
+        return fault, fault is not None and self._is_broken(fault, block)
+
+    def _is_broken(self, fault: Fault, block: Block) -> bool:
+        numbers = block.numbers
+        return self._first_steps.fault(
+            fault.message, int(numbers[At.MASKED]), numbers[At.TAKEN] / self._config.workers.envs
+        )
 
     def _watch(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
         """Until the child ends or is to be killed."""

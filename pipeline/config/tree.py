@@ -63,7 +63,7 @@ class EnvironmentSection(Section):
     """A NaN or infinite reward or observation: abandon the episode and count it, or fail."""
     fault_budget: int = Field(10, ge=0)
     """Environment faults (exception, hang, too much memory) that a worker survives within ten minutes, with growing
-    delays."""
+    delays; the same one in the first steps of three tries ends it at once."""
     max_memory_bytes: int | None = Field(None, gt=0)
     """A worker whose environments' process is larger than this (resident set) delivers what it has taken and makes them
     anew: a fault, `env_memory`. Programs that environments start are not counted. Default: no bound."""

@@ -162,6 +162,32 @@ def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(b
     assert broker.byes[last].faults == {"env_errors": 3} and "told to fail" in broker.byes[last].message
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", "RuntimeError: the counter was told to fail at step 3 (tests/counter_env.py:"),
+        ("shape", "has shape (4,), its space says (3,) (tests/counter_env.py:"),
+        ("segfault", "SIGSEGV"),
+    ],
+)
+def test_a_fault_in_the_first_steps_of_every_try_fails_with_the_message_and_the_place(broker, fault, words, caplog):
+    with Running(config_of(broker, {"fault": fault})) as worker:
+        assert worker.ended() == 3
+    assert len(broker.hellos) == 3
+    last = caplog.records[-1].getMessage()
+    assert words in last and "the same in 3 tries" in last
+    told = broker.byes[broker.hellos[-1].run]
+    assert told.faults == {"env_errors": 3} and words in told.message
+
+
+def test_environments_that_cannot_be_made_fail_with_the_message_and_the_place(broker, caplog):
+    with Running(config_of(broker, {"kind": "none"})) as worker:
+        assert worker.ended() == 3
+    assert not broker.hellos
+    last = caplog.records[-1].getMessage()
+    assert "KeyError: 'none' (tests/counter_env.py:" in last and "the same in 3 tries" in last
+
+
 def test_a_value_that_is_not_finite_fails_by_default_and_is_dropped_on_demand(broker, caplog):
     with Running(config_of(broker, {"fault": "nan"})) as worker:
         assert worker.ended() == 3

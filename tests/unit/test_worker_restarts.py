@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.restarts import LONGEST_DELAY_SECONDS, WINDOW_SECONDS, RestartBudget
+from workers.restarts import FIRST_STEPS, LONGEST_DELAY_SECONDS, TRIES, WINDOW_SECONDS, FirstSteps, RestartBudget
 
 pytestmark = pytest.mark.unit
 
@@ -23,3 +23,27 @@ def test_faults_are_forgotten_after_ten_minutes():
 
 def test_no_budget_is_no_restart():
     assert RestartBudget(0).fault(0.0, 0.5) is None
+
+
+def lost(number):
+    return (
+        f"RuntimeError: lost 0x{number:x} after {number} steps (corridor.py:21, in step; environment {number}, [1, 0])"
+    )
+
+
+def test_the_same_fault_in_the_first_steps_of_each_try_is_no_passing_one():
+    tries = FirstSteps()
+    assert [tries.fault(lost(i), 0, FIRST_STEPS) for i in range(TRIES)] == [False] * (TRIES - 1) + [True]
+
+
+@pytest.mark.parametrize("come", [(1, 3), (0, FIRST_STEPS + 1)])
+def test_where_an_environment_came_further_once_a_fault_may_pass(come):
+    tries = FirstSteps()
+    assert not tries.fault(lost(0), *come)
+    assert not any(tries.fault(lost(i), 0, 0) for i in range(3 * TRIES))
+
+
+@pytest.mark.parametrize("other", [lost(1).replace("Runtime", "Value"), lost(1).replace(":21", ":22, in reset; :")])
+def test_other_faults_at_the_start_may_pass(other):
+    tries = FirstSteps()
+    assert not any(tries.fault(fault, 0, 0) for _ in range(TRIES) for fault in (lost(0), other))
