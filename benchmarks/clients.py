@@ -173,7 +173,7 @@ def clients(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ..
     jobs: list[tuple[Any, ...]] = []
     for i, (block, entry) in enumerate(zip(blocks, arguments, strict=True)):
         assignment = Assignment(
-            config=config, worker_id=f"client-{i}", run=i + 1, worker=-1, generation=0, reports={}, faults={},
+            config=config, worker_id=f"client-{i}", run=i + 1, worker=-1, reports={}, faults={},
             last_fault="", block=block, dump="", logs=QUIET, parent=os.getpid(),
         )  # fmt: skip
         jobs.append((_main, assignment, make_group, entry))

@@ -35,7 +35,8 @@ from pipeline.store.embedded import EmbeddedServer
 from pipeline.store.interface import Put
 from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_store import RedisFifo
-from workers.environments import make_group, seeds_of
+from pipeline.streams import Role, Stream, environment_seeds
+from workers.environments import make_group
 
 SMALL = Leaf("observation", "box", "float32", (4,))
 LARGE = Leaf("observation", "box", "uint8", (84, 84))
@@ -186,7 +187,7 @@ def _of(found: Part, seconds: float) -> dict[str, float]:
     environment = [_cpu(_stepping(config, n), seconds) for n in sizes]
     largest = min(config.learner.inference_batch, found.frames.shape[1])
     rows = sorted({max(1, largest // 8), largest})
-    policy = agent.policy(largest, 1)
+    policy = agent.policy(largest, Stream(1, Role.ACTION))
     acting = [_cpu(inference_of(policy, found.frames[0, :n]), seconds) for n in rows]
     unrolls = config.training.batch_size
     batches = sorted({max(1, unrolls // 4), unrolls})
@@ -216,7 +217,7 @@ def _line(x: list[int], y: list[float]) -> tuple[float, float]:
 def _stepping(config: Config, n: int) -> Callable[[], Any]:
     """One step of an env group of the product, as a worker takes it."""
     group = make_group(config.environment, n)
-    group.reset(seeds_of(1, 0, 0, n))
+    group.reset(environment_seeds(1, n))
     action = group.spaces.action
     actions = (
         np.random.default_rng(1).integers(action.start, action.start + action.n, (64, n)).astype(action.numpy_dtype)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.tree import Config
-from workers.environments import make_group, seeds_of
+from pipeline.streams import Lane, environment_seed, environment_seeds
+from workers.environments import make_group
 
 START_SECONDS = 180.0  # Atari environments play no-ops first
 WARM_UP_SECONDS = 1.0
@@ -58,8 +59,9 @@ def _step(config: Config, worker: int, count: Any) -> None:
     """Until it is killed."""
     n = config.workers.envs // config.workers.groups
     groups = [make_group(config.environment, n) for _ in range(config.workers.groups)]
+    first = environment_seed(config.run.seed, Lane.TRAINING, worker * config.workers.envs)
     for i, group in enumerate(groups):
-        group.reset(seeds_of(config.run.seed, worker, i * n, n))
+        group.reset(environment_seeds(first, n, i * n))
     rng = np.random.default_rng(worker)
     action = groups[0].spaces.action
     actions = rng.integers(action.start, action.start + action.n, (ACTIONS, n)).astype(action.numpy_dtype)

@@ -32,8 +32,9 @@ from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
 from pipeline.protocol import Hello, Report
 from pipeline.sockets import Context, worker_socket
+from pipeline.streams import environment_seeds
 from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
-from workers.environments import make_group, seeds_of
+from workers.environments import make_group
 from workers.rows import StepRows
 from workers.session import Session
 
@@ -189,7 +190,7 @@ class Client:
     def _begin(self, lease: Begin) -> None:
         offset = 0
         for index, group in enumerate(self._groups):
-            seeds = seeds_of(lease.seed, lease.worker, offset, group.n)
+            seeds = environment_seeds(lease.seed, group.n, offset)
             self._work(index, partial(group.reset, seeds))
             offset += group.n
 

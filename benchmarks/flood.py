@@ -93,7 +93,7 @@ class Pair:
         requests, events = self._source.poll(512, 0.001)
         for event in events:
             if isinstance(event, Joined):
-                self._source.admit(event.worker, event.run, False)
+                self._source.admit(event.worker, event.run, event.worker, False)
         self._source.reply([Reply(x.worker, x.run, x.group, x.sequence, bytes(8 * x.replies)) for x in requests])
         if time.monotonic() >= self._heartbeat and self._socket.poll(0, zmq.POLLOUT):
             self._socket.send(encode(Kind.HEARTBEAT, RUN, Report().to_wire()))

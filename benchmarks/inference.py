@@ -31,6 +31,7 @@ from benchmarks.serving import placed, serving
 from benchmarks.workloads import Part, inference_of, part
 from learner.policies import Acting, PendingRows
 from pipeline.config.tree import Config
+from pipeline.streams import Role, Stream
 
 CLIENTS = 4
 CALLS = 100  # of the policy alone, in a row, for the time that it takes
@@ -89,7 +90,7 @@ class Way:
 
     @cached_property
     def _policy(self) -> Acting:
-        policy = self._part.agent.policy(self._config.slots, 1)
+        policy = self._part.agent.policy(self._config.slots, Stream(1, Role.ACTION))
         policy.warm_up()
         return policy
 

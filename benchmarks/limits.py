@@ -25,6 +25,7 @@ from benchmarks import environments
 from benchmarks.harness import Metric
 from benchmarks.workloads import PRESETS, acted_batch, inference_of, part, update_of
 from pipeline.config.load import load
+from pipeline.streams import Role, Stream
 
 WARM_UP_SECONDS = 1.0
 COPIES = {"large": 64 * 2**20, "unroll": 21 * 84 * 84 * 4}
@@ -61,7 +62,7 @@ def environment(preset: str, seconds: float) -> float:
 def policy(preset: str, seconds: float) -> float:
     """Rows per second in batches of one env group."""
     found = part(preset)
-    act = inference_of(found.agent.policy(found.rows, 1), found.frames[0, : found.rows])
+    act = inference_of(found.agent.policy(found.rows, Stream(1, Role.ACTION)), found.frames[0, : found.rows])
     return found.rows * _rate(act, seconds)
 
 

@@ -216,6 +216,7 @@ def serving(
         ledger=ledger,
         known={},
         settled={},
+        seeds=lambda _lane, _count: 1,
     )
     collector: Any = nothing
     if collects:

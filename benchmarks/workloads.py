@@ -78,7 +78,7 @@ def policy_of(agent: Agent, slots: int, rows: tuple[int, ...]) -> Policy:
         rewards=agent.rewards,
         buckets=rows,
         device=agent.devices.inference[0],
-        seed=1,
+        key=1,
         jit_compile=config.learner.jit_compile,
     )
 

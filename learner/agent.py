@@ -22,6 +22,7 @@ from learner.trainer import Trainer
 from pipeline.config.tree import Config
 from pipeline.errors import CheckpointError
 from pipeline.spaces import Spaces
+from pipeline.streams import Stream
 from pipeline.unrolls import UnrollLayout
 
 log = logging.getLogger(__name__)
@@ -58,12 +59,12 @@ class Agent:
         with self.devices.strategy.scope():
             return _network(self.config, self.spaces, self.devices, self.method)
 
-    def policy(self, slots: int, seed: int, network: Network | None = None) -> Acting:
+    def policy(self, slots: int, stream: Stream, network: Network | None = None) -> Acting:
         """A policy with ``slots`` slots over the inference devices; one trace per batch bucket.
 
         Args:
             slots: How many.
-            seed: Of sampling.
+            stream: Of its noise; each device has its own.
             network: Another one than the one that is trained.
         """
         names = self.devices.inference
@@ -79,7 +80,7 @@ class Agent:
                 rewards=self.rewards,
                 buckets=buckets(min(self.config.learner.inference_batch, each)),
                 device=name,
-                seed=seed + k,
+                key=stream.key(k),
                 jit_compile=self.config.learner.jit_compile,
             )
             for k, name in enumerate(names)
@@ -173,7 +174,7 @@ class Restored(NamedTuple):
     exploration: Exploration
 
 
-def load_policy(config: Config, checkpoints: Path, slots: int, seed: int) -> Restored:
+def load_policy(config: Config, checkpoints: Path, slots: int, stream: Stream) -> Restored:
     """The policy of the newest good checkpoint, for evaluation.
 
     Raises:
@@ -190,6 +191,6 @@ def load_policy(config: Config, checkpoints: Path, slots: int, seed: int) -> Res
             got = "nothing" if array is None else f"shape {tuple(array.shape)}"
             raise CheckpointError(f"{found.path}: {name} of shape {tuple(variable.shape)} here, {got} there")
         variable.assign(array)
-    policy = agent.policy(slots, seed)
+    policy = agent.policy(slots, stream)
     policy.warm_up()
     return Restored(policy, spaces, int(found.meta["version"]), agent.exploration)

@@ -15,6 +15,7 @@ from learner.networks.network import named_variables
 from learner.roster import Roster
 from learner.saving import CUT_SECONDS
 from pipeline.config.tree import Config
+from pipeline.streams import Stream
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class Evaluator:
         solved_weights: Name -> array, of the round that solved the task; empty before.
     """
 
-    def __init__(self, config: Config, agent: Agent, inference: InferenceLoop) -> None:
+    def __init__(self, config: Config, agent: Agent, inference: InferenceLoop, stream: Stream) -> None:
         self._target = config.evaluation.solved_return
         self._inference = inference
         self._fixed = fixed = agent.another_network()
@@ -38,7 +39,7 @@ class Evaluator:
             for (_, mine), (_, theirs) in pairs:
                 mine.assign(theirs)
 
-        policy = agent.policy(config.slots, config.run.seed, fixed)
+        policy = agent.policy(config.slots, stream, fixed)
         self.evaluation = Evaluation(policy, copy, config.evaluation.episodes, config.slots)
 
     def look(self, roster: Roster, version: int) -> bool:

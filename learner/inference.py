@@ -224,10 +224,11 @@ class InferenceLoop:
         serving = self._serving
         if isinstance(event, Joined):
             refusal = self._admit(serving, event)
-            if refusal is None:
-                source.admit(event.worker, event.run, serving is not None and serving.recurrent)
-            else:
+            if refusal is not None:
                 source.reject(event.worker, event.run, *refusal)
+            elif serving is not None:
+                seed = serving.roster.seed_of(event.worker, event.run)
+                source.admit(event.worker, event.run, seed, serving.recurrent)
         elif isinstance(event, Left) and serving is not None:
             while self._flying:  # a batch in flight may hold rows of the slots that are taken back
                 self._land(source)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 from learner.agent import Agent
@@ -72,6 +73,7 @@ class Context(NamedTuple):
     """What both paths are made of.
 
     Attributes:
+        draws: Of the replay.
         stop: Ends the training thread's patience with a store that is away.
         threads_stop: Ends the other threads; they outlive the decision to stop.
     """
@@ -82,6 +84,7 @@ class Context(NamedTuple):
     trainer: Trainer
     ledger: Ledger
     version: Callable[[], int]
+    draws: np.random.Generator
     stop: StopToken
     threads_stop: StopToken
 
@@ -265,7 +268,7 @@ def _replay(context: Context) -> Path:
         batch_size=config.training.batch_size,
         depth=config.training.prefetch_batches,
         importance_exponent=config.replay.importance_exponent,
-        seed=config.run.seed,
+        rng=context.draws,
         space=space,
         stop=context.threads_stop,
     )

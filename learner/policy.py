@@ -21,6 +21,7 @@ from learner.distributions import Distribution
 from learner.inputs import Inputs, RewardTransform, step_inputs
 from learner.networks.network import Network, named_variables
 from pipeline.spaces import Spaces
+from pipeline.streams import KEY_BITS
 
 Array = npt.NDArray[Any]
 
@@ -83,7 +84,7 @@ class Policy:
         rewards: How the loss transforms rewards; so the network sees the previous one.
         buckets: Batch sizes that are traced; the largest is the most rows of one batch.
         device: TensorFlow device name.
-        seed: With the number of batches so far it decides what is sampled; another one for each policy of a run.
+        key: Of its noise (64 bits, ``pipeline.streams``): with the number of batches so far it decides what is sampled.
         jit_compile: Compile with XLA.
     """
 
@@ -99,14 +100,14 @@ class Policy:
         rewards: RewardTransform,
         buckets: Sequence[int],
         device: str,
-        seed: int,
+        key: int,
         jit_compile: bool = False,
     ) -> None:
         if not 0 < slots <= _MAX_SLOTS:
             raise ValueError(f"a policy has 1 to {_MAX_SLOTS} slots, not {slots}")
         self._network, self._distribution, self._spaces = network, distribution, spaces
         self._slots, self._frame_stack, self._padding, self._rewards = slots, frame_stack, padding, rewards
-        self._device, self._seed = device, seed
+        self._device, self._key = device, key
         self._batches = 0
         with tf.device(device):
             self._tables = _Tables(network, distribution, spaces, slots, frame_stack)
@@ -172,7 +173,7 @@ class Policy:
     def _run(self, function: Any, packed: npt.NDArray[np.float32], observation: Sequence[Array]) -> list[tf.Tensor]:
         # tf.constant copies, so the buffers are free again when the call returns.
         with tf.device(self._device):
-            seed = tf.constant((self._seed, self._batches & 0x7FFFFFFF), tf.int32)
+            seed = tf.constant(np.array([(self._key + self._batches) % 2**KEY_BITS], np.uint64).view(np.int32))
             return function(seed, tf.constant(packed), *(tf.constant(leaf) for leaf in observation))
 
     def _bucket(self, size: int) -> _Bucket:

@@ -18,19 +18,18 @@ as lost itself.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from learner.checkpoint import Checkpoint
+from learner.overwritten import overwrite
 from learner.roster import Frontier, Known, Place, Settled
 from pipeline.errors import UnwrittenError
 from pipeline.ledger import STORE_LOST, Ledger, held_after_assembler
 from pipeline.rows import offset_of
-from pipeline.run_dir import read_json, write_text
+from pipeline.run_dir import read_json
 from pipeline.store.interface import StoreCounts
 
 log = logging.getLogger(__name__)
@@ -113,14 +112,7 @@ class Versions:
         self._write(version + 1)
 
     def _write(self, reserved: int) -> None:
-        text = json.dumps({"reserved": reserved}).ljust(VERSIONS_BYTES - 1) + "\n"
-        if not self._path.exists():
-            write_text(self._path, text)
-        else:
-            with self._path.open("r+") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+        overwrite(self._path, {"reserved": reserved}, VERSIONS_BYTES)
         self.reserved = reserved
 
 

@@ -209,7 +209,7 @@ class ReplayFeed(ReadyFeed):
         batch_size: Unrolls per batch.
         depth: Prepared batches that may wait.
         importance_exponent: beta.
-        seed: Of the draws.
+        rng: Of the draws.
         space: Set after each sample: inserts may go on.
         stop: Ends the thread.
     """
@@ -226,7 +226,7 @@ class ReplayFeed(ReadyFeed):
         batch_size: int,
         depth: int,
         importance_exponent: float,
-        seed: int,
+        rng: np.random.Generator,
         space: threading.Event,
         stop: StopToken,
     ) -> None:
@@ -239,7 +239,7 @@ class ReplayFeed(ReadyFeed):
         self._sampling = sampling
         self._batch_size = batch_size
         self._beta = importance_exponent
-        self._rng = np.random.default_rng(seed)
+        self._rng = rng
         self._space = space
         super().__init__(depth, stop)
         # Bounded: one entry per batch in flight, and those are bounded by ``depth``.

@@ -18,12 +18,13 @@ import numpy as np
 from learner.assembler import Assembler, Unroll
 from learner.faults import WorkerFaults
 from learner.slots import Group, Member, SlotTable
-from pipeline.errors import SpaceError
+from pipeline.errors import SpaceError, UnwrittenError
 from pipeline.ledger import Ledger
 from pipeline.protocol import Cause, Report
 from pipeline.requests import Joined, Left, Reported
 from pipeline.rows import offset_of
 from pipeline.spaces import Spaces
+from pipeline.streams import Lane
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Roster:
         ledger: Books undelivered transitions and drops at the worker.
         known: What a predecessor accepted of each environment's run: empty for a new lineage.
         settled: What it booked of runs that ended.
+        seeds: The seed of the first of so many new environments.
         evaluates_now: Whether evaluation environments can be acted for yet; asked when their workers join.
         silent_seconds: A worker whose last report is older does not step: it is stopped, hangs, or is cut off.
         clock: Monotonic seconds.
@@ -95,6 +97,7 @@ class Roster:
         ledger: Ledger,
         known: Known,
         settled: Mapping[int, Settled],
+        seeds: Callable[[Lane, int], int],
         evaluates_now: Callable[[], bool] = lambda: True,
         silent_seconds: float = 3.0,
         clock: Callable[[], float] = time.monotonic,
@@ -105,6 +108,7 @@ class Roster:
         self.table = table
         self._assembler = assembler
         self._ledger = ledger
+        self._seeds = seeds
         self._evaluates_now = evaluates_now
         self._silent_seconds = silent_seconds
         self._clock = clock
@@ -145,12 +149,23 @@ class Roster:
             wanted = sum(hello.groups)
             reason = f"{wanted} environments wanted, {free} of learner.slots = {self.table.capacity} free"
             return Refusal(reason, Cause.NOT_YET)
+        try:
+            member.seed = self._seeds(Lane.EVALUATION if hello.mode == "eval" else Lane.TRAINING, sum(hello.groups))
+        except UnwrittenError as error:
+            self.table.release(event.worker, event.run)
+            return Refusal(str(error), Cause.NOT_YET)
         for group in member.groups:
             indices = self._known.get(event.run, {})
             known = [indices.get(offset_of(int(environment)), 0) for environment in group.environments]
             self._assembler.open(group.slots, group.environments, event.run, np.array(known))
         log.info("worker %d (%s) joined with %d environments", event.worker, hello.worker_id, sum(hello.groups))
         return None
+
+    def seed_of(self, worker: int, run: int) -> int:
+        """Of an admitted run's first environment."""
+        member = self.table.get(worker, run)
+        assert member is not None
+        return member.seed
 
     def leave(self, event: Left) -> list[Unroll]:
         """Ends a run; gives its open unrolls, padded."""

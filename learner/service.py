@@ -25,6 +25,7 @@ from learner.collector import Collector
 from learner.depth import StoreDepth
 from learner.episodes import Episodes
 from learner.evaluator import Evaluator
+from learner.incarnation import Incarnation
 from learner.inference import InferenceLoop, Serving
 from learner.lease import owned
 from learner.live import LiveSettings
@@ -51,6 +52,7 @@ from pipeline.sources import BrokerSource, EmbeddedSource
 from pipeline.spaces import Spaces
 from pipeline.stopping import OwnedThread, StopToken, hard_end
 from pipeline.store.backends import Stores
+from pipeline.streams import Role
 
 log = logging.getLogger(__name__)
 
@@ -160,10 +162,11 @@ class Learner:
 
     def _train(self, agent: Agent, stores: Stores, checkpoint: Checkpoint | None, inference: OwnedThread) -> None:
         config = self.config
+        incarnation = Incarnation(self.directory.checkpoints / "streams.json", config.run.seed)
         trainer = agent.trainer()
         # assembler -> writer -> store -> feed -> training loop
-        stops = (self.stop, self.threads_stop)
-        path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, *stops))
+        draws, stops = incarnation.stream(Role.REPLAY).generator(), (self.stop, self.threads_stop)
+        path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, draws, *stops))
         try:
             recovered, before = self._restore(checkpoint, trainer, path)
             self.before = before
@@ -172,10 +175,11 @@ class Learner:
 
             versions = Versions(self.directory.checkpoints / "versions.json")
             self.version = versions.begin(self.version)
+            incarnation.begin()
             # broker -> inference -> policy -> assembler
-            evaluator = Evaluator(config, agent, self.inference)
+            evaluator = Evaluator(config, agent, self.inference, incarnation.stream(Role.EVALUATION))
             self.evaluation = evaluator.evaluation
-            serving = self._serving(agent, path.writer, recovered, checkpoint is not None)
+            serving = self._serving(agent, path.writer, recovered, incarnation, checkpoint is not None)
             saver = self._saver(trainer, path, agent.spaces, before)
 
             def save_all() -> None:
@@ -251,7 +255,9 @@ class Learner:
             threads_stop=self.threads_stop,
         )
 
-    def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
+    def _serving(
+        self, agent: Agent, writer: UnrollWriter, recovered: Recovered, incarnation: Incarnation, restored: bool
+    ) -> Serving:
         config = self.config
         assembler = Assembler(agent.layout, config.slots, agent.method.rows_before)
         table = SlotTable(config.slots)
@@ -265,6 +271,7 @@ class Learner:
             ledger=self.ledger,
             known=recovered.known,
             settled=recovered.settled,
+            seeds=incarnation.environments,
             evaluates_now=self.warm_up.ready,
             silent_seconds=SILENT_HEARTBEATS * config.broker.heartbeat_seconds,
         )
@@ -277,7 +284,7 @@ class Learner:
             gap_reason="learner_restart" if restored else "seam",
             evaluation=self.evaluation,
         )
-        training = agent.policy(config.slots, config.run.seed)
+        training = agent.policy(config.slots, incarnation.stream(Role.ACTION))
         policy = PolicyBySlot(training, self.evaluation.policy, table.evaluates)
         policy.warm_up()
         if config.evaluation.workers:  # else when the first evaluation worker joins, while the others go on

@@ -66,6 +66,7 @@ class Member:
     worker_id: str
     run: int
     groups: list[Group]
+    seed: int = -1  # of its first environment
     report: Report | None = None  # its last word so far
     reported: float = -math.inf  # when it came, monotonic seconds
 

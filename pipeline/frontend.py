@@ -45,7 +45,6 @@ def settings_of(config: Config) -> Settings:
     """The router's settings."""
     broker = config.broker
     return Settings(
-        seed=config.run.seed,
         heartbeat_seconds=broker.heartbeat_seconds,
         lease_seconds=broker.lease_seconds,
         max_workers=broker.max_workers,

@@ -17,7 +17,7 @@ import msgpack
 
 from pipeline.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 MAX_HEAD_BYTES = 1 << 20
 MAX_ITEMS = 1 << 16
 MAX_DEPTH = 8
@@ -47,7 +47,7 @@ class Kind(IntEnum):
     READY = 33  # see pipeline.routing.learners.Ready: also the learner's heartbeat
     CREDIT = 34  # rows: how many more rows the inference loop can take
     REPLIES = 35  # [[worker, run, group, sequence], ...]; one frame each
-    ADMIT = 36  # worker, run, anew: a run that has stepped before begins new episodes
+    ADMIT = 36  # worker, run, seed of its first environment, anew: a run that has stepped before begins new episodes
     REJECT = 37  # worker, run, reason, cause: WAIT if cause is NOT_YET, else REFUSED
     PUBLISH = 38  # status mapping: the learner's part of STATUS_REPLY
     DISMISS = 39  # reason: DRAIN to every worker

@@ -121,8 +121,15 @@ class RequestSource(Protocol):
     def reply(self, replies: list[Reply]) -> None:
         """Sends actions; a worker that is gone by now is counted, not an error."""
 
-    def admit(self, worker: int, run: int, anew: bool) -> None:
-        """Answers ``Joined``: WELCOME. ``anew``: where the run has stepped before, new episodes begin."""
+    def admit(self, worker: int, run: int, seed: int, anew: bool) -> None:
+        """Answers ``Joined``: WELCOME.
+
+        Args:
+            worker: Leased index.
+            run: Its run.
+            seed: Of its first environment, where they have not begun; the others follow (``pipeline.streams``).
+            anew: Where they have, new episodes begin.
+        """
 
     def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
         """Answers ``Joined``: WAIT where it may ask again, else REFUSED."""

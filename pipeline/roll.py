@@ -13,6 +13,7 @@ class Roll:
 
     Attributes:
         admitted: Worker -> run.
+        seeds: Worker -> seed that was said when its run was admitted.
         largest_request: Rows that one STEP of those it has heard of can have, at most.
     """
 
@@ -20,6 +21,7 @@ class Roll:
         self.largest_request = 0
         self._known: dict[int, int] = {}  # worker -> run
         self.admitted: dict[int, int] = {}
+        self.seeds: dict[int, int] = {}
 
     def joined(self, worker: int, run: int, hello: Any) -> list[Event]:
         """JOIN, checked; preceded by the LEFT of another run of this index that never came."""
@@ -38,6 +40,7 @@ class Roll:
             return []
         del self._known[worker]
         self.admitted.pop(worker, None)
+        self.seeds.pop(worker, None)
         return [Left(worker, run, reason, None if report is None else Report.from_wire(report))]
 
     def is_admitted(self, join: Message) -> bool:
@@ -45,9 +48,9 @@ class Roll:
         worker, run, _ = fields_of(join, int, int, dict)
         return bool(self.admitted.get(worker) == run)
 
-    def admit(self, worker: int, run: int) -> None:
+    def admit(self, worker: int, run: int, seed: int) -> None:
         if self._known.get(worker) == run:
-            self.admitted[worker] = run
+            self.admitted[worker], self.seeds[worker] = run, seed
 
     def reject(self, worker: int, run: int) -> None:
         """One that was admitted before is gone when its LEFT comes."""

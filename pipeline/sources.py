@@ -105,10 +105,10 @@ class EmbeddedSource:
             self._router.reply(self._learner, reply)
         self._flush()
 
-    def admit(self, worker: int, run: int, anew: bool) -> None:
+    def admit(self, worker: int, run: int, seed: int, anew: bool) -> None:
         """See ``RequestSource.admit``."""
-        self._roll.admit(worker, run)
-        self._router.admit(self._learner, worker, run, anew, self._clock())
+        self._roll.admit(worker, run, seed)
+        self._router.admit(self._learner, worker, run, seed=seed, anew=anew, now=self._clock())
         self._flush()
 
     def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
@@ -226,10 +226,10 @@ class BrokerSource:
             some = replies[start : start + REPLIES_PER_MESSAGE]
             self._send(encode(Kind.REPLIES, [reply[:4] for reply in some]), [reply.buffer for reply in some])
 
-    def admit(self, worker: int, run: int, anew: bool) -> None:
+    def admit(self, worker: int, run: int, seed: int, anew: bool) -> None:
         """See ``RequestSource.admit``."""
-        self._roll.admit(worker, run)
-        self._send(encode(Kind.ADMIT, worker, run, anew))
+        self._roll.admit(worker, run, seed)
+        self._send(encode(Kind.ADMIT, worker, run, seed, anew))
 
     def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
         """See ``RequestSource.reject``."""
@@ -320,7 +320,8 @@ class BrokerSource:
             self._take_broker(message)
         elif message.kind == Kind.JOIN and self._roll.is_admitted(message):
             # A broker that restarted asks; nothing is new to the learner.
-            self._send(encode(Kind.ADMIT, *message.fields[:2], False))
+            worker, run, _ = message.fields
+            self._send(encode(Kind.ADMIT, worker, run, self._roll.seeds[worker], False))
         elif message.kind in (Kind.JOIN, Kind.LEFT, Kind.REPORT):
             self._events += self._roll.event(message.kind, message.fields)
         else:

@@ -45,7 +45,7 @@ class Reconnect(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Reset every group with seeds of this run seed and worker index, and report each with ``stepped``."""
+    """Reset every group and report each with ``stepped``; ``seed`` is the first environment's, the others' follow."""
 
     seed: int
     worker: int

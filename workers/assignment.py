@@ -19,7 +19,6 @@ class Assignment:
         worker_id: Logical name of the worker.
         run: Run id of this child's environments.
         worker: Index that an earlier child held, or -1.
-        generation: Children before this one.
         reports: Last words of earlier runs: run -> ``Report.to_wire()``.
         faults: Of the children before this one: kind -> number.
         last_fault: The last of them in words.
@@ -33,7 +32,6 @@ class Assignment:
     worker_id: str
     run: int
     worker: int
-    generation: int
     reports: dict[str, Any]
     faults: dict[str, int]
     last_fault: str

@@ -13,15 +13,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from pipeline.config.tree import EnvironmentSection
 from pipeline.errors import ConfigError, MissingExtraError
-from pipeline.rows import environment_id
 from workers.group import Group
 from workers.watched import Mark, Watched
 
 ATARI_INSTALL = 'pip install "seedmq[atari]"'
 ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 ATARI_SINGLE = "ale_py.env:AtariEnv"
-SEED_BITS = 31
-SEED_STRIDE = 0x9E3779B1  # odd: multiplying by it permutes the seeds
 
 
 def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark | None = None) -> Group:
@@ -51,18 +48,6 @@ def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark
         raise ConfigError(f"environment.id = {section.id}: {error}") from error
     group.drop_non_finite = section.non_finite == "drop"
     return group
-
-
-def seeds_of(run_seed: int, worker: int, offset: int, n: int, generation: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
-    """Seeds of ``n`` environments of a worker from ``offset`` on: int64 ``[n]``, below 2^31.
-
-    Distinct for all environments of a run (environment ids below 2^31); ``generation`` counts the worker's restarts,
-    so that environments made anew do not repeat what they did before.
-    """
-    base = int(np.random.SeedSequence([run_seed, generation]).generate_state(1)[0])
-    ids = environment_id(worker, offset) + np.arange(n, dtype=np.int64)
-    seeds: np.ndarray[Any, np.dtype[Any]] = (base + ids * SEED_STRIDE) % 2**SEED_BITS
-    return seeds
 
 
 def load(path: str, key: str) -> Any:

@@ -19,11 +19,12 @@ from pipeline.config.load import config_hash
 from pipeline.errors import ConfigError, ProtocolError
 from pipeline.protocol import Hello
 from pipeline.stages import ACTIONS, BUSY, Stage, shares
+from pipeline.streams import environment_seeds
 from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 from workers.assignment import Assignment
 from workers.block import At, Phase
 from workers.connection import Connection
-from workers.environments import make_group, seeds_of
+from workers.environments import make_group
 from workers.group import Counters, Group, NonFinite
 from workers.rows import StepRows
 from workers.session import Session
@@ -181,7 +182,7 @@ class Worker:
     def _begin(self, lease: Begin) -> None:
         offset = 0
         for index, group in enumerate(self._groups):
-            seeds = seeds_of(lease.seed, lease.worker, offset, group.n, self._assignment.generation)
+            seeds = environment_seeds(lease.seed, group.n, offset)
             self._seeds.append(seeds.tolist())
             offset += group.n
             self._todo.append(index)

@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline.errors import ComponentError, ConfigError, ProtocolError, UnreachableError
 from pipeline.protocol import Cause, Hello, Kind, Message, Report, encode, fields_of
+from pipeline.streams import SEED_BITS
 from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 
 HELLO_SECONDS = 1.0
@@ -238,6 +239,8 @@ class Session:
         worker, seed, heartbeat = lease.get("worker"), lease.get("seed"), lease.get("heartbeat_seconds")
         if type(worker) is not int or type(seed) is not int or not isinstance(heartbeat, (int, float)):
             raise ProtocolError("WELCOME without worker, seed or heartbeat_seconds")
+        if not 0 <= seed < 2**SEED_BITS:
+            raise ProtocolError(f"WELCOME with seed {seed}")
         if self._joined:
             return []
         self.worker = worker

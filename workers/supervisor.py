@@ -114,7 +114,6 @@ class Supervisor:
         self._budget = RestartBudget(config.environment.fault_budget)
         self._first_steps = FirstSteps()
         self._worker = -1
-        self._generation = 0
         self._tally = Tally()
         self._last_fault = ""
         self.looked = time.monotonic()
@@ -169,7 +168,6 @@ class Supervisor:
                 f"{FIRST_STEPS} steps; it is not tried again"
             )
         log.warning("worker %s: %s; starting anew in %.1f s", self.worker_id, fault.message, delay)
-        self._generation += 1
         self._stop.wait(delay)
 
     def _child(self, dump: Path) -> tuple[Fault | None, bool]:
@@ -180,7 +178,6 @@ class Supervisor:
             worker_id=self.worker_id,
             run=run,
             worker=self._worker,
-            generation=self._generation,
             reports={str(dead): report.to_wire() for dead, report in self._reports.items()},
             faults=dict(self.faults),
             last_fault=self._last_fault,

@@ -24,7 +24,7 @@ Device = Annotated[str, Field(pattern=r"^(auto|(cpu|gpu):[0-9]+)$")]
 
 class RunSection(Section):
     seed: int = Field(1, ge=0, lt=2**31)
-    """Seed of networks, sampling and (with the leased worker index) environments."""
+    """Seed of networks, of all draws, and of environments. A restart or resume draws on: nothing is drawn twice."""
     max_steps: int | None = Field(None, gt=0)
     """Stop after this many trained agent steps (valid transitions)."""
     max_seconds: float | None = Field(None, gt=0)

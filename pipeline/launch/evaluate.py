@@ -21,14 +21,12 @@ from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, CheckpointError, SpaceError
 from pipeline.rows import FIRST, TERMINATED, TRUNCATED
 from pipeline.run_dir import RunDirectory
+from pipeline.streams import Lane, Role, Stream, environment_seed, environment_seeds
 
 if TYPE_CHECKING:
     from learner.policies import Acting
     from workers.group import Group
     from workers.rows import StepRows
-
-EVALUATION_WORKER = 2**15 - 1
-"""Worker index that evaluation seeds are derived from: training has no such worker, so no seed is one of training."""
 
 
 class Ended(NamedTuple):
@@ -91,15 +89,15 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
 
     load_tensorflow()
     from learner.agent import load_policy
-    from workers.environments import make_group, seeds_of
+    from workers.environments import make_group
 
     group = make_group(config.environment, environments)
     try:
-        agent = load_policy(config, directory.checkpoints, environments, seed)
+        agent = load_policy(config, directory.checkpoints, environments, Stream(seed, Role.COMMAND))
         difference = group.spaces.difference(agent.spaces)
         if difference is not None:
             raise SpaceError(f"the environment is not the one that was trained on: {difference}")
-        rows = group.reset(seeds_of(seed, EVALUATION_WORKER, 0, environments))
+        rows = group.reset(environment_seeds(environment_seed(seed, Lane.COMMAND, 0), environments))
         explored = agent.exploration.of(np.arange(environments), mode == "greedy")
         returns = _play(group, agent.policy, rows, Schedule(episodes, environments), explored)
     finally:

@@ -41,7 +41,6 @@ class Settings(NamedTuple):
     is refused; 0 where there never is another one.
     """
 
-    seed: int = 1
     heartbeat_seconds: float = 1.0
     lease_seconds: float = 10.0
     max_workers: int = 4096

@@ -45,7 +45,7 @@ class Joining:
                 router.refuse(peer, hello.run, reason, Cause.SESSION)
                 return
             router.note(f"worker {lease.worker} ({hello.worker_id}) is here, {sum(hello.groups)} environments")
-        if lease.admitted:
+        if lease.admitted and lease.seed >= 0:  # else another broker was told the seed: its learner says it again
             router.welcome(lease)
         elif not router.ask(lease, now, again=True):
             router.send(peer, Kind.WAIT, hello.run, self._why_wait(hello))

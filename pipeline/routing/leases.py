@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pipeline.protocol import Hello
 from pipeline.requests import StepRequest
 from pipeline.routing.batching import Waiting
@@ -25,6 +23,7 @@ class Lease:
         hello: Its HELLO; None in the same case.
         learner: Name of the learner that serves it, or None.
         admitted: The learner has admitted this run.
+        seed: Of its first environment, as the learner has said when it admitted the run; -1 before.
         heard: When the worker was last heard of.
         asked: When JOIN was last sent.
         report: Its last report as it travels.
@@ -35,7 +34,7 @@ class Lease:
 
     __slots__ = (
         "admitted", "asked", "environments", "frames", "groups", "heard", "hello", "last", "learner", "open", "parked",
-        "peer", "report", "run", "worker",
+        "peer", "report", "run", "seed", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, run: int, now: float) -> None:
@@ -45,6 +44,7 @@ class Lease:
         self.hello: Hello | None = None
         self.learner: str | None = None
         self.admitted = False
+        self.seed = -1
         self.heard = now
         self.asked = float("-inf")
         self.report: dict[str, Any] | None = None
@@ -151,8 +151,3 @@ class Leases:
         """The loop itself stood still for so long: that is not the workers' silence."""
         for lease in self.by_run.values():
             lease.heard += seconds
-
-
-def worker_seed(seed: int, worker: int) -> int:
-    """The seed leased with an index: differs between workers, repeats in a rerun. ``0 <= seed < 2^31``."""
-    return int(np.random.SeedSequence([seed, worker]).generate_state(1, np.uint32)[0] >> 1)

@@ -28,6 +28,7 @@ from pipeline.routing.leases import Lease
 from pipeline.routing.router import Router
 from pipeline.routing.status import StatusBoard
 from pipeline.spaces import Spaces
+from pipeline.streams import SEED_BITS
 
 MAX_PUBLISHED_BYTES = MAX_HEAD_BYTES // 4
 MAX_OTHER_BYTES = 1 << 14  # of frame 0, but for HELLO and STEP
@@ -213,8 +214,10 @@ class LearnerMessages:
             self._router.reply(learner, Reply(worker, run, group, sequence, buffer))
 
     def _admit(self, learner: Learner, message: Message, now: float) -> None:
-        worker, run, anew = fields_of(message, int, int, bool)
-        self._router.admit(learner, worker, run, anew, now)
+        worker, run, seed, anew = fields_of(message, int, int, int, bool)
+        if not 0 <= seed < 2**SEED_BITS:
+            raise ProtocolError(f"ADMIT: seed {seed}")
+        self._router.admit(learner, worker, run, seed=seed, anew=anew, now=now)
 
     def _reject(self, learner: Learner, message: Message, now: float) -> None:
         worker, run, reason, cause = fields_of(message, int, int, str, int)

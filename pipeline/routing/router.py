@@ -18,7 +18,7 @@ from pipeline.requests import Reply, StepRequest
 from pipeline.routing.actions import Action, Say, SendLearner, SendWorker, Settings
 from pipeline.routing.batching import Batcher, Waiting
 from pipeline.routing.learners import MAX_LEARNERS, Learner, Learners, Ready
-from pipeline.routing.leases import Lease, Leases, worker_seed
+from pipeline.routing.leases import Lease, Leases
 
 NO_LEARNER = "no learner is ready"
 PAUSE_SECONDS = 1.0  # a gap between ticks longer than this is the loop's own pause
@@ -220,11 +220,12 @@ class Router:
             learner.batcher.remove(run, group)
         self._actions.append(SendWorker(lease.peer, encode(Kind.ACTIONS, run, group, sequence), [buffer]))
 
-    def admit(self, learner: Learner, worker: int, run: int, anew: bool, now: float) -> None:
-        """The learner serves this run from now on."""
+    def admit(self, learner: Learner, worker: int, run: int, *, seed: int, anew: bool, now: float) -> None:
+        """The learner serves this run from now on, and its environments begin with seeds from ``seed`` on."""
         lease = self._lease_of(learner, worker, run)
         if lease is None:
             return
+        lease.seed = seed
         self._serve(lease, learner, now)
         if lease.hello is not None:
             self.welcome(lease, anew)
@@ -280,7 +281,7 @@ class Router:
         settings = self.settings
         welcome = {
             "worker": lease.worker,
-            "seed": worker_seed(settings.seed, lease.worker),
+            "seed": lease.seed,
             "heartbeat_seconds": settings.heartbeat_seconds,
             "lease_seconds": settings.lease_seconds,
             "anew": anew,

@@ -128,7 +128,7 @@ class EchoLearner:
         for event in events:
             self.events.append(event)
             if isinstance(event, Joined):
-                self.source.admit(event.worker, event.run, False)
+                self.source.admit(event.worker, event.run, event.worker, False)
         if not requests:
             return
         keys = [(x.run, x.group) for x in requests]

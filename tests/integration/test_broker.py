@@ -94,6 +94,7 @@ def test_five_kills_under_load_each_resumed_and_nothing_is_lost_or_answered_twic
         assert worker.wrong == [] and not worker.refused
         assert all(answers == list(range(len(answers))) for answers in worker.answers.values())
     assert sorted(worker.index for worker in workers) == [0, 1, 2, 3]
+    assert all(worker.seed == worker.index for worker in workers), "as the learner said to the first broker"
     assert [x for x in learner.events if isinstance(x, Left)] == []
     assert len([x for x in learner.events if isinstance(x, Joined)]) == 4, "what was admitted is not asked again"
     process.terminate()

@@ -9,6 +9,7 @@ import os
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from learner.assembler import Unroll
@@ -49,7 +50,17 @@ class Reader:
         stores = Stores(self.pipeline.config.store, self.pipeline.config.replay)
         agent, self.trainer = self.pipeline.agent, self.pipeline.agent.trainer()
         self.path = open_path(
-            Context(self.pipeline.config, stores, agent, self.trainer, self.ledger, lambda: 1, self.stop, self.stop)
+            Context(
+                self.pipeline.config,
+                stores,
+                agent,
+                self.trainer,
+                self.ledger,
+                lambda: 1,
+                np.random.default_rng(5),
+                self.stop,
+                self.stop,
+            )
         )
         self.path.begin()
         self.rng, self.spoilt, self.whole, self.valid = random.Random(5), 0, 0, [0, 0]

@@ -48,7 +48,7 @@ class Learner:
             if isinstance(event, Joined):
                 self.joins[event.run] += event.run not in self.hellos
                 self.hellos[event.run] = event.hello
-                self.source.admit(event.worker, event.run, False)
+                self.source.admit(event.worker, event.run, event.worker, False)
             elif isinstance(event, Left):
                 self.left[event.run] = event
         self.source.reply([self._answer(request) for request in requests])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from learner.paths import Context, open_path
@@ -37,7 +38,15 @@ def test_stale_unrolls_are_dropped_and_counted(backend: EmbeddedServer | None, p
     stop, trainer = StopToken(), pipeline.agent.trainer()
     stores = Stores(pipeline.config.store, pipeline.config.replay)
     context = Context(
-        pipeline.config, stores, pipeline.agent, trainer, pipeline.ledger, lambda: pipeline.version, stop, stop
+        pipeline.config,
+        stores,
+        pipeline.agent,
+        trainer,
+        pipeline.ledger,
+        lambda: pipeline.version,
+        np.random.default_rng(5),
+        stop,
+        stop,
     )
     path = open_path(context)
     path.begin()

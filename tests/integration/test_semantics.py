@@ -25,7 +25,8 @@ from pipeline.config.tree import Config
 from pipeline.ledger import Ledger
 from pipeline.protocol import Hello, Report
 from pipeline.requests import Joined, Left, StepRequest
-from workers.environments import make_group, seeds_of
+from pipeline.streams import Role, Stream, environment_seeds
+from workers.environments import make_group
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +58,7 @@ class Pipeline:
         )
         self.group = make_group(self.config.environment, environments)
         self.agent: Agent = build_agent(self.config, self.group.spaces, choose_devices(["auto"], ["auto"]))
-        self.policy = self.agent.policy(2 * environments, seed=3)
+        self.policy = self.agent.policy(2 * environments, Stream(3, Role.ACTION))
         self.ledger, self.collected = Ledger(), Collected()
         self.episodes, self.evaluations = Episodes(1000), Episodes(1000)
         self.assembler = Assembler(self.agent.layout, 2 * environments)
@@ -71,6 +72,7 @@ class Pipeline:
             ledger=self.ledger,
             known={},
             settled={},
+            seeds=lambda _lane, _count: 1,
         )
         self.collector = Collector(
             assembler=self.assembler,
@@ -88,7 +90,7 @@ class Pipeline:
         hello = Hello("w", run, mode, spaces, [self.group.n], "", -1, reports or {}, {})
         assert self.roster.join(Joined(0, run, hello)) is None
         self.run, self.sequence = run, 0
-        self.rows = self.group.reset(seeds_of(1, 0, 0, self.group.n))
+        self.rows = self.group.reset(environment_seeds(1, self.group.n))
 
     def step(self) -> None:
         records, leaves = self.rows

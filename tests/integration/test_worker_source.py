@@ -44,7 +44,7 @@ class Policy:
         if isinstance(event, Joined):
             self.joins.append(event)
             self.delivered.setdefault(event.run, {})
-            self.source.admit(event.worker, event.run, False)
+            self.source.admit(event.worker, event.run, event.worker, False)
         elif isinstance(event, Left):
             self.left[event.run] = (event.reason, event.report)
         elif isinstance(event, Reported):

@@ -12,7 +12,7 @@ from pipeline.routing.status import StatusBoard
 from pipeline.spaces import Leaf, Spaces
 
 SPACES = Spaces((Leaf("observation", "box", "float32", (4,)),), Leaf("action", "discrete", "int64", (), n=2)).to_wire()
-SETTINGS = Settings(seed=1, heartbeat_seconds=1.0, lease_seconds=10.0, max_workers=8)
+SETTINGS = Settings(heartbeat_seconds=1.0, lease_seconds=10.0, max_workers=8)
 
 
 def hello(run: int, name: str = "", groups: tuple[int, ...] = (2, 2), worker: int = -1) -> Hello:
@@ -90,7 +90,7 @@ class Net:
         assert lease.learner is not None
         learner = self.router.learners.named(lease.learner)
         assert learner is not None
-        self.learner(learner.peer, Kind.ADMIT, lease.worker, run, False)
+        self.learner(learner.peer, Kind.ADMIT, lease.worker, run, 1000 + lease.worker, False)
         assert self.to_workers[-1][1] == Kind.WELCOME
         return lease.worker
 

@@ -11,7 +11,8 @@ from pipeline.config.load import load
 from pipeline.config.tree import EnvironmentSection
 from pipeline.errors import MissingExtraError
 from pipeline.rows import FIRST, TERMINATED
-from workers.environments import make_group, seeds_of
+from pipeline.streams import environment_seeds
+from workers.environments import make_group
 
 pytestmark = pytest.mark.unit
 
@@ -56,7 +57,7 @@ def test_it_plays_as_the_preset_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepmind_lab", types.SimpleNamespace(Lab=Lab))
     Lab.made.clear()
     group = make_group(section(), 2)
-    rows = [group.reset(seeds_of(1, 0, 0, 2)).records.copy()]
+    rows = [group.reset(environment_seeds(1, 2)).records.copy()]
     pictures = []
     for _ in range(4):
         records, (leaf,) = group.step(np.zeros(2, np.int64).tobytes())

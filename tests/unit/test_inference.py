@@ -51,7 +51,7 @@ class Script:
     def reject(self, worker: int, run: int, reason: str, cause: Cause) -> None:
         self.rejected.append((run, reason, cause))
 
-    def admit(self, worker: int, run: int, anew: bool) -> None: ...
+    def admit(self, worker: int, run: int, seed: int, anew: bool) -> None: ...
 
     def hold_back(self, reason: str | None) -> None: ...
 
@@ -86,7 +86,7 @@ class Stand:
         nothing: Any = type("Writer", (), {"full": False})()
         roster = Roster(
             spaces=SPACES, config_hash="", largest_group=8, table=self.table, assembler=assembler, ledger=Ledger(),
-            known={}, settled={},
+            known={}, settled={}, seeds=lambda _lane, _count: 1,
         )  # fmt: skip
         self.loop = InferenceLoop(
             lambda: self.source,  # type: ignore[arg-type,return-value]

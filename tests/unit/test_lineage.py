@@ -105,6 +105,7 @@ class Learner:
             ledger=self.ledger,
             known=known.known,
             settled=known.settled,
+            seeds=lambda _lane, _count: 1,
         )
         self.collector = Collector(
             assembler=assembler,

@@ -13,6 +13,7 @@ from learner.method import method_of
 from pipeline.config.load import load
 from pipeline.errors import SpaceError
 from pipeline.spaces import Leaf, Spaces
+from pipeline.streams import Role, Stream
 
 pytestmark = pytest.mark.unit
 
@@ -68,7 +69,7 @@ def test_r2d2_refuses_continuous_actions():
 
 def test_each_row_acts_with_its_own_epsilon():
     agent = agent_of("cartpole_r2d2", "network.lstm=0", "learner.inference_batch=64")
-    policy, slots = agent.policy(64, seed=1), np.arange(64, dtype=np.int32)
+    policy, slots = agent.policy(64, Stream(1, Role.ACTION)), np.arange(64, dtype=np.int32)
     agent.network.head.advantage.kernel.assign(tf.random.stateless_normal([64, 2], [1, 2]))
     observation, seen = np.tile(np.float32([1.0, -2.0, 3.0, 0.5]), (64, 1)), []
     for _ in range(20):

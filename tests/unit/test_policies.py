@@ -119,6 +119,7 @@ def test_evaluation_workers_are_asked_to_wait_for_their_policy() -> None:
         ledger=Ledger(),
         known={},
         settled={},
+        seeds=lambda _lane, _count: 1,
         evaluates_now=lambda: ready,
     )
 

@@ -77,7 +77,7 @@ def counting_policy(stack, padding, slots=5, buckets=BUCKETS, **settings):
         rewards=REWARDS,
         buckets=buckets,
         device="cpu:0",
-        seed=1,
+        key=1,
         **settings,
     )
 
@@ -183,7 +183,7 @@ def lstm_policy(action, stack=4, padding="zero", device="cpu:0", seed=1, network
         rewards=REWARDS,
         buckets=BUCKETS,
         device=device,
-        seed=seed,
+        key=seed,
         **settings,
     )
     return policy, network, distribution, spaces
@@ -316,7 +316,7 @@ def test_nothing_is_kept_that_the_network_does_not_need():
         rewards=REWARDS,
         buckets=[2],
         device="cpu:0",
-        seed=1,
+        key=1,
     )
     found = act(policy, [0, 1], [1, 1], [0, 0], np.ones((2, 4), np.float32), greedy=False)
     assert found.state == ()

@@ -235,7 +235,7 @@ def solve(delay, lstm, updates=150, cues=3, environments=32):
     network, algorithm = network_like(), R2d2(settings, network_like)
     policy = Policy(
         network, distribution, task.spaces, slots=environments, frame_stack=1, padding="zero",
-        rewards=RewardTransform(), buckets=[environments], device="cpu:0", seed=1,
+        rewards=RewardTransform(), buckets=[environments], device="cpu:0", key=1,
     )  # fmt: skip
     layout = UnrollLayout(10, 1, task.spaces.observation, (), "int32", cues, state_shapes(network))
     optimizer = OptimizerSection(learning_rate=0.01)

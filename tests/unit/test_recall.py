@@ -6,9 +6,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from pipeline.config.tree import EnvironmentSection
-from pipeline.launch.evaluate import EVALUATION_WORKER
 from pipeline.rows import FIRST, TERMINATED, TRUNCATED
-from workers.environments import make_group, seeds_of
+from pipeline.streams import Lane, environment_seed, environment_seeds
+from workers.environments import make_group
 from workers.recall import RecallEnv, RecallVectorEnv
 
 pytestmark = pytest.mark.unit
@@ -72,7 +72,7 @@ def test_a_worker_steps_its_vector_version():
     section = EnvironmentSection(id="workers.recall:Recall-v0", kwargs={"cues": 3, "delay": 2})
     group = make_group(section, 4)
     assert isinstance(group.vector, RecallVectorEnv) or isinstance(group.vector.unwrapped, RecallVectorEnv)
-    rows = group.reset(seeds_of(1, 0, 0, 4))
+    rows = group.reset(environment_seeds(1, 4))
     cue, flags = rows.leaves[0][:, :-1].argmax(1), []
     for _ in range(8):
         rows = group.step(cue.astype(np.int64).tobytes())
@@ -101,8 +101,8 @@ def cues_of(seeds, n, episodes):
 def test_evaluation_draws_cues_evenly_and_apart_from_training():
     """No cue tells of the one before it, of a neighbour's, or of those that training drew."""
     n, episodes = 32, 300
-    played = cues_of(seeds_of(1, EVALUATION_WORKER, 0, n), n, episodes)
-    trained = cues_of(seeds_of(1, 0, 0, n), n, episodes)
+    played = cues_of(environment_seeds(environment_seed(1, Lane.COMMAND, 0), n), n, episodes)
+    trained = cues_of(environment_seeds(environment_seed(1, Lane.TRAINING, 0), n), n, episodes)
     count, error = played.size, np.sqrt(0.25 * 0.75 / played.size)
     assert np.abs(np.bincount(played.ravel(), minlength=4) / count - 0.25).max() < 4 * error
     for other in (np.roll(played, 1, 0), np.roll(played, 1, 1), trained):

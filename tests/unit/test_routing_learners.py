@@ -17,7 +17,7 @@ def test_join_is_repeated_until_it_is_answered() -> None:
     for _ in range(3):
         net.advance(1.1)
     assert len(net.sent_to_learner(Kind.JOIN)) >= 3
-    net.learner(b"L", Kind.ADMIT, 0, 1, False)
+    net.learner(b"L", Kind.ADMIT, 0, 1, 5, False)
     before = len(net.sent_to_learner(Kind.JOIN))
     net.advance(3.0)
     assert len(net.sent_to_learner(Kind.JOIN)) == before
@@ -52,7 +52,7 @@ def test_a_worker_that_drains_while_the_broker_restarts_can_still_say_bye() -> N
     net.learner(b"L", Kind.READY, ready(workers=[0], runs=[1]))
     net.learner(b"L", Kind.DISMISS, "solved")
     net.worker(b"w1", [encode(Kind.HELLO, hello(1, worker=0).to_wire())])
-    net.learner(b"L", Kind.ADMIT, 0, 1, False)
+    net.learner(b"L", Kind.ADMIT, 0, 1, 5, False)
     assert net.to_workers[-1][1] == Kind.WELCOME
     net.learner(b"L", Kind.CREDIT, 32)
     net.worker(b"w1", step_frames(1, 0, 9))
@@ -154,9 +154,9 @@ def test_a_learner_that_restarts_is_asked_for_every_worker_and_requests_wait() -
     net.learner(b"M", Kind.CREDIT, 32)
     assert net.flush() == []
     check(net.router)
-    net.learner(b"M", Kind.ADMIT, 1, 2, False)
+    net.learner(b"M", Kind.ADMIT, 1, 2, 5, False)
     assert [x[1:4] for x in net.flush()] == [[2, 0, 3]]
-    net.learner(b"M", Kind.ADMIT, 0, 1, False)
+    net.learner(b"M", Kind.ADMIT, 0, 1, 5, False)
     assert [x[1:4] for x in net.flush()] == [[1, 0, 7]]
     net.learner(b"L", Kind.CREDIT, 32)
     assert net.router.counters["unknown_learner"] == 1
@@ -175,7 +175,7 @@ def test_a_lost_learners_workers_go_to_another_one_and_the_old_one_is_told() -> 
     assert net.router.counters["learner_lost"] == 1
     lease = net.router.leases.by_run[1]
     assert lease.learner == "b" and not lease.admitted
-    net.learner(b"B", Kind.ADMIT, 0, 1, False)
+    net.learner(b"B", Kind.ADMIT, 0, 1, 5, False)
     net.learner(b"B", Kind.CREDIT, 32)
     assert len(net.flush()) == 1
     net.learner(b"A", Kind.READY, ready("a", workers=[0], runs=[1]))
@@ -214,7 +214,7 @@ def test_a_broker_that_restarts_keeps_the_indices_that_the_learner_serves() -> N
     assert net.serve(99) == 1, "0 and 2 are held for runs 10 and 12"
     assert net.worker(b"x", step_frames(12, 0, 5)) == [(Kind.UNKNOWN, [12])]
     net.worker(b"x", [encode(Kind.HELLO, hello(12, worker=2).to_wire())])
-    net.learner(b"L", Kind.ADMIT, 2, 12, False)
+    net.learner(b"L", Kind.ADMIT, 2, 12, 5, False)
     assert net.to_workers[-1][1] == Kind.WELCOME and net.to_workers[-1][2][1]["worker"] == 2
     check(net.router)
     for _ in range(12):
@@ -224,6 +224,35 @@ def test_a_broker_that_restarts_keeps_the_indices_that_the_learner_serves() -> N
         net.heartbeat(99)
     assert net.sent_to_learner(Kind.LEFT) == [[0, 10, "lease", None]]
     check(net.router)
+
+
+def test_no_worker_is_welcomed_with_a_seed_that_this_broker_was_not_told() -> None:
+    """Its learner has admitted it by another broker, is lost, and back before it could say so again."""
+    net, returns = Net(), ready(workers=[0], runs=[10])
+    net.learner(b"L", Kind.READY, returns)
+    say_hello = [encode(Kind.HELLO, hello(10, worker=0).to_wire())]
+    net.worker(b"w10", say_hello)
+    for _ in range(12):
+        net.advance(1.0)
+        net.heartbeat(10)
+    assert net.router.counters["learner_lost"] == 1
+    net.learner(b"L", Kind.READY, returns)
+    net.to_learners.clear()
+    assert net.worker(b"w10", say_hello) == [] and len(net.sent_to_learner(Kind.JOIN)) == 1
+    net.learner(b"L", Kind.ADMIT, 0, 10, 77, False)
+    for _ in range(2):
+        assert (net.to_workers[-1][1], net.to_workers[-1][2][1]["seed"]) == (Kind.WELCOME, 77)
+        net.worker(b"w10", say_hello)
+    check(net.router)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31, 2**63 - 1, True, 1.5, None])
+def test_an_impossible_seed_is_refused(seed: object) -> None:
+    net = Net()
+    net.learner(b"L", Kind.READY, ready())
+    net.worker(b"w", [encode(Kind.HELLO, hello(1).to_wire())])
+    net.learner(b"L", Kind.ADMIT, 0, 1, seed, False)
+    assert net.router.counters["malformed_admit"] == 1 and not net.router.leases.by_run[1].admitted
 
 
 def test_a_claimed_index_is_honoured_when_free() -> None:
@@ -250,7 +279,7 @@ def test_replies_and_answers_for_workers_that_are_gone_are_counted() -> None:
     net = Net()
     net.learner(b"L", Kind.READY, ready())
     net.learner(b"L", Kind.REPLIES, [[0, 1, 0, 0]], buffers=[b""])
-    net.learner(b"L", Kind.ADMIT, 0, 1, False)
+    net.learner(b"L", Kind.ADMIT, 0, 1, 5, False)
     net.learner(b"L", Kind.REJECT, 0, 1, "no", 2)
     assert net.router.counters["reply_to_gone_worker"] == 1 and net.router.counters["answer_for_gone_worker"] == 2
 

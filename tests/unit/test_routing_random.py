@@ -127,7 +127,7 @@ class World:
         elif message.kind == Kind.JOIN:
             worker, run, _ = message.fields
             learner.admitted[worker] = run
-            self.to_router(Kind.ADMIT, worker, run, False)
+            self.to_router(Kind.ADMIT, worker, run, run, False)
         elif message.kind == Kind.LEFT and learner.admitted.get(message.fields[0]) == message.fields[1]:
             del learner.admitted[message.fields[0]]
         elif message.kind == Kind.BROKER and message.fields[0]["session"] != learner.session:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym
 
+from learner.incarnation import Incarnation
 from pipeline.config.tree import EnvironmentSection
 from pipeline.errors import ConfigError, MissingExtraError, SpaceError
+from pipeline.streams import Lane, environment_seeds
 from workers import watched
-from workers.environments import make_group, seeds_of
+from workers.environments import make_group
 from workers.spaces import flatten, leaf_paths, spaces_of
 from workers.watched import BadObservation
 
@@ -72,7 +74,7 @@ def test_sixteen_environments_begin_differently_and_alike_in_a_rerun():
         found = []
         for worker in range(4):
             group = group_of("CartPole-v1", 4, vectorization="sync")
-            found.append(group.reset(seeds_of(1, worker, 0, 4)).leaves[0].copy())
+            found.append(group.reset(environment_seeds(1, 4, 4 * worker)).leaves[0].copy())
         return np.concatenate(found)
 
     once, again = first(), first()
@@ -80,11 +82,16 @@ def test_sixteen_environments_begin_differently_and_alike_in_a_rerun():
     assert (once == again).all()
 
 
-def test_seeds_differ_over_workers_groups_and_generations():
-    seeds = np.concatenate([seeds_of(1, w, g * 128, 128) for w in range(64) for g in range(4)])
+def test_seeds_differ_over_workers_groups_and_generations(tmp_path):
+    def given():
+        """A learner process and its 64 workers, each made anew once."""
+        process = Incarnation(tmp_path / "streams.json", 1)
+        process.begin()
+        firsts = [process.environments(Lane.TRAINING, 4 * 128) for _ in range(2 * 64)]
+        return [environment_seeds(first, 128, 128 * group) for first in firsts for group in range(4)]
+
+    seeds = np.concatenate([*given(), *given()])
     assert len(np.unique(seeds)) == len(seeds) and seeds.min() >= 0 and seeds.max() < 2**31
-    assert not np.isin(seeds_of(1, 0, 0, 128, generation=1), seeds_of(1, 0, 0, 128)).any()
-    assert (seeds_of(2, 0, 0, 8) != seeds_of(1, 0, 0, 8)).all()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +132,7 @@ def test_wrappers_by_import_path_are_applied_in_order_to_single_environments():
     name = f"{__name__}:double"
     sys.modules.setdefault(__name__, sys.modules[double.__module__])
     group = group_of("CartPole-v1", wrappers=[name, name])
-    group.reset(seeds_of(1, 0, 0, 2))
+    group.reset(environment_seeds(1, 2))
     assert group.step(no_actions(group)).records["reward"].tolist() == [4, 4]
     with pytest.raises(ConfigError, match="has no nothing"):
         group_of("CartPole-v1", wrappers=["tests.counter_env:nothing"])
@@ -142,7 +149,7 @@ def test_an_environment_that_refuses_its_settings_is_a_config_error():
 
 def test_a_wrong_shape_names_leaf_and_both_shapes():
     group = group_of(COUNTER, kwargs={"fault": "shape", "at": 1})
-    group.reset(seeds_of(1, 0, 0, 2))
+    group.reset(environment_seeds(1, 2))
     with pytest.raises(BadObservation, match=r"'observation' has shape \(4,\), its space says \(3,\)"):
         group.step(no_actions(group))
 
@@ -151,7 +158,7 @@ def test_float64_at_reset_is_cast_with_one_warning(caplog):
     watched._warned.clear()
     with caplog.at_level(logging.WARNING):
         group = group_of(COUNTER, kwargs={"float64_reset": True, "length": 2})
-        rows = group.reset(seeds_of(1, 0, 0, 2))
+        rows = group.reset(environment_seeds(1, 2))
         for _ in range(7):
             assert rows.leaves[0].dtype == np.float32
             rows = group.step(no_actions(group))
@@ -164,21 +171,21 @@ def test_the_environment_that_runs_is_marked():
     marks = []
     group = group_of(COUNTER, 3, mark=lambda index, resets: marks.append((index, resets)))
     assert marks == [(0, True), (1, True), (2, True)]
-    group.reset(seeds_of(1, 0, 0, 3))
+    group.reset(environment_seeds(1, 3))
     group.step(no_actions(group))
     assert marks[6:] == [(0, False), (1, False), (2, False)]
 
 
 def test_box_actions_reach_the_environment():
     group = group_of(COUNTER, kwargs={"action": "box"})
-    group.reset(seeds_of(1, 0, 0, 2))
+    group.reset(environment_seeds(1, 2))
     assert len(group.step(no_actions(group)).records) == 2
 
 
 def test_atari_gives_single_grey_frames_and_true_rewards():
     pytest.importorskip("ale_py")
     group = group_of("ALE/Pong-v5", 2, frame_skip=4)
-    rows = group.reset(seeds_of(1, 0, 0, 2))
+    rows = group.reset(environment_seeds(1, 2))
     assert rows.leaves[0].shape == (2, 84, 84) and rows.leaves[0].dtype == np.uint8
     assert group.spaces.observation[0].shape == (84, 84)
     with pytest.raises(ConfigError, match="frame_stack"):
@@ -192,7 +199,7 @@ def test_atari_gives_single_grey_frames_and_true_rewards():
 def test_atari_frames_move_by_the_skip_and_only_once(skip, vectorization):
     pytest.importorskip("ale_py")
     group = group_of("ALE/Breakout-v5", 1, frame_skip=skip, vectorization=vectorization)
-    group.reset(seeds_of(1, 0, 0, 1))
+    group.reset(environment_seeds(1, 1))
     generator, frames, seen = np.random.default_rng(1), [], set()
     for _ in range(200):
         action = generator.integers(0, group.spaces.action.n, 1, np.int64)
@@ -207,7 +214,7 @@ def test_atari_frames_move_by_the_skip_and_only_once(skip, vectorization):
 
 def test_what_stands_around_a_vectorized_step_costs_under_100_microseconds():
     group = group_of("CartPole-v1", 256)
-    group.reset(seeds_of(1, 0, 0, 256))
+    group.reset(environment_seeds(1, 256))
     actions = no_actions(group)
     group.step(actions)
 

@@ -8,8 +8,9 @@ from gymnasium.vector import AutoresetMode
 
 from pipeline.config.tree import EnvironmentSection
 from pipeline.rows import FIRST, NO_REPLY, TERMINATED, TRUNCATED
+from pipeline.streams import environment_seeds
 from tests.mini_broker import Tally
-from workers.environments import make_group, seeds_of
+from workers.environments import make_group
 from workers.group import NonFinite
 from workers.rows import RowBuilder
 
@@ -21,7 +22,7 @@ SINGLE, VECTOR = "tests.counter_env:Counter-v0", "tests.counter_env:CounterVecto
 def group_of(environment, n, non_finite="error", **kwargs):
     section = EnvironmentSection(id=environment, kwargs=kwargs, non_finite=non_finite)
     group = make_group(section, n)
-    return group, group.reset(seeds_of(1, 0, 0, n))
+    return group, group.reset(environment_seeds(1, n))
 
 
 def no_actions(group):
@@ -97,7 +98,7 @@ def test_final_rows_stand_before_the_reset_rows_and_need_no_reply(mode):
 def test_nested_leaves_are_matched_by_key(kind, mode):
     n = 3
     group, rows = group_of(f"tests.counter_env:{kind}", n, autoreset_mode=mode)
-    numbers = seeds_of(1, 0, 0, n) % 2**20
+    numbers = environment_seeds(1, n) % 2**20
     for _ in range(20):
         leaves = {leaf.path: value for leaf, value in zip(group.spaces.observation, rows.leaves, strict=True)}
         box = leaves["z" if "z" in leaves else "0"]
