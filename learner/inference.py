@@ -166,6 +166,8 @@ class InferenceLoop:
                 self._land(source)
             if self._serving is not None:
                 self._serving.writer.submit(self._serving.roster.flush())
+                told = self._serving.roster.environments()  # by workers that have left since
+                self.environments = self.environments._replace(faults=told.faults, newest_fault=told.newest_fault)
         finally:
             self.stage.enter(None)
             self.turned = None

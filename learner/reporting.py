@@ -1,8 +1,8 @@
 """What a learner says about itself: ``summary.json``, TensorBoard and its part of ``seedmq status``.
 
 Definitions: ``agent_steps`` are trained valid transitions; ``seconds`` runs from the first environment step to the last
-update, ``startup_seconds`` before it; rates, stages and the bottleneck are over the last interval, at the end over the
-whole run. The reporter's thread, but for what says otherwise.
+update, ``elapsed_seconds`` from there to now, ``startup_seconds`` before it; rates, stages and the bottleneck are over
+the last interval, at the end over the whole run. The reporter's thread, but for what says otherwise.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 30.0
 """Between two lines of the log that say how far it is."""
 HELD_SHARE = 0.05  # of inference's time: workers are held back
+FAULT_CHARACTERS = 300
 FIRST_WORKER = "waiting for the first worker"
 
 
@@ -49,10 +50,21 @@ class Parts(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What earlier processes of the same run have behind them, from the checkpoint."""
+    """What earlier processes of the same run have behind them, from the checkpoint.
+
+    Attributes:
+        seconds: From each one's first environment step to its last update.
+        updates: Of theirs.
+        elapsed_seconds: From each one's first environment step to its end, as far as it is known.
+    """
 
     seconds: float = 0.0
     updates: int = 0
+    elapsed_seconds: float = 0.0
+
+    def elapsed_with(self, since: float | None) -> float:
+        """With those of this process, from its first environment step (monotonic) on."""
+        return self.elapsed_seconds + (0.0 if since is None else max(0.0, time.monotonic() - since))
 
     def seconds_with(self, started: float | None, updated: float | None) -> float:
         """With those of this process, from its first environment step to its last update (both monotonic)."""
@@ -64,6 +76,7 @@ class Reporter:
 
     Attributes:
         devices: Which infer and which train, in words.
+        worker_fault: The last fault that a worker told of before any was admitted; empty: none. Any thread.
         store_trouble: What keeps the store's connections from it, in words; empty: nothing. Any thread.
 
     Args:
@@ -92,6 +105,7 @@ class Reporter:
         self._interval = interval_seconds
         self._began = began
         self._stop = stop
+        self.worker_fault: Callable[[], str] = str
         self.store_trouble: Callable[[], str] = str
         self._last: tuple[float, int, int] = (time.monotonic(), 0, 0)
         self.devices = ""
@@ -182,6 +196,7 @@ class Reporter:
             "frames": steps * self._frame_skip,
             "agent_steps": steps,
             "seconds": seconds,
+            "elapsed_seconds": before.elapsed_with(started),
             "startup_seconds": (started or time.monotonic()) - self._began,
             "frames_per_second": steps * self._frame_skip / seconds if seconds else 0.0,
             "agent_steps_per_second": steps / seconds if seconds else 0.0,
@@ -205,6 +220,7 @@ class Reporter:
             "live": dict(parts.live.values),
             "devices": self.devices,
             "faults": dict(parts.inference.environments.faults),
+            "newest_fault": parts.inference.environments.newest_fault,
             "ledger": ledger,
         }
 
@@ -231,11 +247,11 @@ class Reporter:
             self._watch.observe(diagnose(self._facts(parts, self._shares)), now)
 
     def _facts(self, parts: Parts, shares: Shares) -> Facts:
-        training, evaluating, *_ = parts.inference.environments
+        training, evaluating, *_, newest_fault = parts.inference.environments
         held = parts.inference.held_back
         if held is None and shares.get("inference", {}).get(ROOM, 0.0) > HELD_SHARE:
             held = parts.path.writer.why_full()
-        missing = "only such that evaluate are connected" if evaluating else "none is connected"
+        missing = "only such that evaluate are connected" if evaluating else _none_is_connected(newest_fault)
         return Facts(
             store=self.store_trouble(),
             workers="" if training else missing,
@@ -248,9 +264,14 @@ class Reporter:
         waits = words == FIRST_WORKER
         return Facts(
             store=self.store_trouble(),
-            workers="none is connected" if waits else "",
+            workers=_none_is_connected(self.worker_fault()) if waits else "",
             learner="" if waits else f"it is {words}",
         )
+
+
+def _none_is_connected(fault: str) -> str:
+    """Why no worker is there, as far as the last fault of one tells."""
+    return "none is connected" + (f", the last fault: {fault[:FAULT_CHARACTERS]}" if fault else "")
 
 
 def _words(summary: dict[str, Any]) -> str:

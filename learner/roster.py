@@ -61,12 +61,14 @@ class Environments(NamedTuple):
         busy: Mean share of the last second that training workers' environments stepped, of those that were heard of;
             None where none was.
         faults: Of all workers since the learner began: kind -> number.
+        newest_fault: Whose it is, and in words; empty: there was none.
     """
 
     training: int
     evaluating: int
     busy: float | None
     faults: Mapping[str, int] = MappingProxyType({})
+    newest_fault: str = ""
 
 
 class Roster:
@@ -172,9 +174,10 @@ class Roster:
         member = self.table.release(event.worker, event.run)
         if member is None:
             return []
-        log.info("worker %d (%s) left: %s", event.worker, member.worker_id, event.reason)
+        fault = "" if event.report is None or not event.report.message else f"; its last fault: {event.report.message}"
+        log.info("worker %d (%s) left: %s%s", event.worker, member.worker_id, event.reason, fault)
         if event.report is not None:
-            self._faults.hear(member.worker_id, event.report.faults)
+            self._faults.hear(member.worker_id, event.report)
         unrolls = self._assembler.flush(member.slots())
         if self._evaluates(member):  # in no book: it had nothing to deliver
             return unrolls
@@ -195,7 +198,7 @@ class Roster:
         member = self.table.get(event.worker, event.run)
         if member is not None:
             member.report, member.reported = event.report, self._clock()
-            self._faults.hear(member.worker_id, event.report.faults)
+            self._faults.hear(member.worker_id, event.report)
 
     def environments(self) -> Environments:
         """What the admitted workers said last."""
@@ -204,7 +207,8 @@ class Roster:
         heard = [member for member in training if self._clock() - member.reported <= self._silent_seconds]
         busy = [member.report.busy_percent / 100 for member in heard if member.report is not None]
         share = sum(busy) / len(busy) if busy else None
-        return Environments(len(training), len(members) - len(training), share, self._faults.total())
+        faults = self._faults
+        return Environments(len(training), len(members) - len(training), share, faults.total(), faults.newest)
 
     def frontier(self, pending: Known) -> Frontier:
         """Where every training environment stands, also of runs that are not back yet or whose unrolls are being put.
@@ -243,7 +247,7 @@ class Roster:
 
     def _hear(self, worker_id: str, run: int, report: Report) -> None:
         """The last word on a run that died without a BYE; it may still hold its lease here."""
-        self._faults.hear(worker_id, report.faults)
+        self._faults.hear(worker_id, report)
         living = next((m for m in self.table if m.run == run), None)
         if living is not None:
             living.report = report

@@ -80,6 +80,7 @@ class Saver:
             version=training.version,
             updates=before.updates + training.updates,
             seconds=before.seconds_with(started, updated),
+            elapsed_seconds=before.elapsed_with(started),
             episodes=self.episodes.count,
             spaces=self.spaces.to_wire(),
             **self.path.books(),

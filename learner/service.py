@@ -32,10 +32,11 @@ from learner.live import LiveSettings
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
 from learner.policies import PolicyBySlot, WarmUp
 from learner.recovery import Recovered, Versions
-from learner.reporting import Before, Parts, Reporter
+from learner.reporting import FIRST_WORKER, PROGRESS_SECONDS, Before, Parts, Reporter
 from learner.roster import Roster
 from learner.saving import Saver
 from learner.slots import SlotTable
+from learner.time_limit import TimeLimit
 from learner.trainer import Trainer
 from learner.training import Limits, TrainingLoop
 from learner.writer import UnrollWriter
@@ -43,7 +44,7 @@ from learner.writes import Writes
 from pipeline import logs
 from pipeline.config.load import Loaded, config_hash
 from pipeline.config.tree import Config
-from pipeline.errors import EXIT_FINISHED, ConfigError, UnwrittenError
+from pipeline.errors import EXIT_FINISHED, ComponentError, ConfigError, UnwrittenError
 from pipeline.ledger import Ledger
 from pipeline.metrics.endpoint import served
 from pipeline.requests import RequestSource
@@ -139,6 +140,8 @@ class Learner:
             on_spaces=self._learn_spaces,
             stop=self.stop,
         )
+        self.reporter.worker_fault = lambda: self.inference.standing.last_fault
+        self.time_limit = TimeLimit(config.run.max_seconds, lambda: self.inference.first_step)
 
     def run(self, run: str, checkpoint: Checkpoint | None) -> None:
         """Start order: inference (workers are told to wait), store, spaces, network, the rest; then trains."""
@@ -222,6 +225,10 @@ class Learner:
                 self.writes.attempt("versions", lambda: versions.release(parts.training.version))
             except UnwrittenError as error:
                 self.stop.error = error
+        if self.stop.reason == "max_seconds" and not before.updates + parts.training.updates:
+            steps = self.ledger.snapshot()["taken"]
+            taken = f"{steps:,} steps were taken" if steps else "no environment has taken a step"
+            self.stop.error = self.stop.error or self._untrained(f"{taken} and nothing was trained")
         self.reporter.end(parts, before, "error" if self.stop.error else self.stop.reason)
 
     def _run_threads(self, path: Path, parts: Parts, before: Before, inference: OwnedThread) -> None:
@@ -235,7 +242,8 @@ class Learner:
         for thread in threads:
             thread.start()
         try:
-            parts.training.run(lambda: self.inference.first_step)
+            self.time_limit.wait()
+            parts.training.run(self.time_limit.elapsed)
         finally:
             self._drain(path, threads, inference)
 
@@ -327,7 +335,8 @@ class Learner:
         self.episodes.count = int(checkpoint.meta["episodes"])
         recovered = path.restore(checkpoint)
         log.info("resumed from %s: %d updates", checkpoint.path, checkpoint.meta["updates"])
-        return recovered, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]))
+        elapsed = self.time_limit.resume(checkpoint.meta, self.directory.read_summary())
+        return recovered, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]), elapsed)
 
     # Small things.
 
@@ -354,6 +363,11 @@ class Learner:
         finally:
             store.close()
 
+    def _untrained(self, what: str) -> ComponentError:
+        """A run whose time was over before its first update."""
+        fault, bottleneck = self.inference.environments.newest_fault, self.reporter.status()["bottleneck"]
+        return self.time_limit.untrained(what, fault, bottleneck)
+
     def _version(self) -> int:
         return self.training.version if self.training is not None else self.version
 
@@ -365,8 +379,15 @@ class Learner:
     def _wait_for_spaces(self, checkpoint: Checkpoint | None) -> Spaces | None:
         if checkpoint is not None:
             return Spaces.from_wire(checkpoint.meta["spaces"])
-        self.reporter.starting("waiting for the first worker")
+        self.reporter.starting(FIRST_WORKER)
+        self.time_limit.wait()
+        said = time.monotonic()
         while not self.spaces_known.wait(0.1):
             if self.stop.stopped:
                 return None
+            if time.monotonic() >= said + PROGRESS_SECONDS:
+                said, found = time.monotonic(), self.reporter.status()["bottleneck"]
+                log.info("still %s", FIRST_WORKER + (f": {found['why']}" if found else ""))
+            if self.time_limit.over():
+                self.stop.stop("max_seconds", self._untrained("no worker has come"))
         return self.spaces

@@ -90,11 +90,11 @@ class TrainingLoop:
         self.step_seconds = Buckets(LATENCIES)
         self.metrics: Metrics | None = None
 
-    def run(self, started: Callable[[], float | None]) -> None:
+    def run(self, elapsed: Callable[[], float]) -> None:
         """Trains until the token stops.
 
         Args:
-            started: Monotonic seconds of the first environment step, once there was one.
+            elapsed: Seconds that count for ``run.max_seconds``.
         """
         saved = tried = time.monotonic()
         while not self._stop.stopped:
@@ -111,7 +111,7 @@ class TrainingLoop:
                 self.stage.enter(BUSY)
                 tried = time.monotonic()
                 saved = tried if written else saved
-            self._judge(started())
+            self._judge(elapsed)
         self.stage.enter(None)
 
     def _update(self, batch: Batch) -> None:
@@ -128,12 +128,12 @@ class TrainingLoop:
         self.last_update = time.monotonic()
         self.step_seconds.add(self.last_update - begun)
 
-    def _judge(self, started: float | None) -> None:
+    def _judge(self, elapsed: Callable[[], float]) -> None:
         limits = self._limits
         by_training = limits.solved_return is not None and self._episodes.solved(limits.solved_return)
         if by_training or self._evaluate():
             self._stop.stop("solved")
         elif limits.max_steps is not None and self._ledger.agent_steps >= limits.max_steps:
             self._stop.stop("max_steps")
-        elif limits.max_seconds is not None and started is not None and time.monotonic() - started > limits.max_seconds:
+        elif limits.max_seconds is not None and elapsed() >= limits.max_seconds:
             self._stop.stop("max_seconds")

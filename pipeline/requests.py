@@ -87,6 +87,8 @@ class Standing(NamedTuple):
         dropped: Messages from and to a broker process that led to nothing, by reason.
         waiting_requests: Requests that a broker process has sent and nobody has asked for yet.
         waiting_rows: Their rows.
+        last_fault: What the last run that ended said of its environments' last fault, as far as an embedded broker is
+            told; empty: nothing.
     """
 
     away: str
@@ -94,6 +96,7 @@ class Standing(NamedTuple):
     dropped: Mapping[str, int] = MappingProxyType({})
     waiting_requests: int = 0
     waiting_rows: int = 0
+    last_fault: str = ""
 
 
 class RequestSource(Protocol):

@@ -141,7 +141,7 @@ class EmbeddedSource:
 
     def standing(self, now: float) -> Standing:
         """See ``RequestSource.standing``."""
-        return Standing("", self._frontend.board.reading)
+        return Standing("", self._frontend.board.reading, last_fault=self._router.leases.last_fault())
 
     def close(self) -> None:
         """Closes the socket; with an own context waits for what is under way, for the linger time."""

@@ -28,7 +28,8 @@ class RunSection(Section):
     max_steps: int | None = Field(None, gt=0)
     """Stop after this many trained agent steps (valid transitions)."""
     max_seconds: float | None = Field(None, gt=0)
-    """Stop after this many seconds of training."""
+    """Stop after this many seconds, over crashes and resumes: from the first environment step of each learner process
+    to its end, and while there is none, from the moment it waits for one. Over before the first update: exit 3."""
     solved_return: float | None = None
     """Stop when the mean return of the last `solved_episodes` training episodes reaches this."""
     solved_episodes: int = Field(100, gt=0)

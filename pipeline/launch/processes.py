@@ -12,7 +12,7 @@ any                2 bad configuration,       ends the run with that code: start
                    4 dependency out of reach
 learner            0                          the run is over: workers leave by themselves
 learner            130, 143                   somebody stopped the learner: the run ends with that code
-learner            3 before it has trained    ends the run: a refused checkpoint or store is not cured by another start
+learner            3 before its first update  ends the run: a refused checkpoint or store is not cured by another start
 learner            others                     starts again with ``resume`` within its budget, else 3
 worker             0                          left as told; starts again if the run still goes on after a grace
 worker             3                          ends the run: it has spent a budget of its own
@@ -116,7 +116,7 @@ class Supervisor:
         resume: the first learner goes on with an earlier run.
 
     Attributes:
-        trains: Some learner of this run has come as far as to train; set from outside.
+        trains: Some learner of this run has come as far as to an update; set from outside.
     """
 
     def __init__(

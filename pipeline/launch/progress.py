@@ -23,6 +23,8 @@ from pipeline.config.tree import RunSection
 log = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 5.0
+_WORDS, _LONGEST_WORDS = 120, 1000
+"""Of a fault: while the run goes on, and at its end."""
 Summary = Mapping[str, Any]
 
 
@@ -94,6 +96,7 @@ def ending(summary: Summary | None, seconds: float) -> str:
         f"{_count(summary, 'episodes')} episodes",
         f"policy lag {_decimal(summary, 'policy_lag_mean')}",
         f"ledger error {ledger_error(summary)}",
+        *(f"faults of environments {words}" for words in [fault_words(summary, _LONGEST_WORDS)] if words),
     ]
     return f"{reason or 'interrupted'} after {_number(summary, 'seconds') or 0.0:.1f} s: {', '.join(parts)}"
 
@@ -105,6 +108,15 @@ def ledger_error(summary: Summary) -> str:
     return "-" if error is None else str(error)
 
 
+def fault_words(summary: Summary, characters: int) -> str:
+    """How many faults environments had, and the newest one's first words; empty where there were none."""
+    faults = summary.get("faults")
+    number = sum(n for n in faults.values() if isinstance(n, int)) if isinstance(faults, Mapping) else 0
+    words = " ".join(logs.printable(str(summary.get("newest_fault") or "")).split())
+    last = f" (the last: {words if len(words) <= characters else words[: characters - 3] + '...'})" if words else ""
+    return f"{number:,}{last}" if number else ""
+
+
 def seconds_left(summary: Summary, limits: RunSection) -> float | None:
     """Seconds to the nearer of ``run.max_steps`` and ``run.max_seconds`` at the present rate; None without a limit."""
     left = []
@@ -112,7 +124,7 @@ def seconds_left(summary: Summary, limits: RunSection) -> float | None:
     if limits.max_steps is not None and rate:
         left.append((limits.max_steps - steps) / rate)
     if limits.max_seconds is not None:
-        left.append(limits.max_seconds - (_number(summary, "seconds") or 0.0))
+        left.append(limits.max_seconds - (_number(summary, "elapsed_seconds") or _number(summary, "seconds") or 0.0))
     return max(0.0, min(left)) if left else None
 
 
@@ -141,6 +153,8 @@ def _figures(summary: Summary, limits: RunSection) -> list[tuple[str, str]]:
         figures.append(("left", duration(left)))
     if isinstance(bottleneck, Mapping):
         figures.append(("bottleneck", str(bottleneck.get("component"))))
+    if words := fault_words(summary, _WORDS):
+        figures.append(("faults", words))
     return figures
 
 

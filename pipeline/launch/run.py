@@ -33,6 +33,7 @@ from pipeline import logs
 from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
 from pipeline.config.metrics import MetricsSection
 from pipeline.config.tree import Config, WorkersSection
+from pipeline.elapsed import elapsed_seconds, reached
 from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, SeedmqError
 from pipeline.folders import private_folder, sweep
 from pipeline.launch.children import Children, error_line, last_logged
@@ -83,6 +84,7 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
     """
     with Signals() as signals, _sockets_folder() as folder:
         directory = RunDirectory.create(run_dir, loaded.source.stem, loaded.config, resume)
+        _check_time(loaded.config, directory)
         code = _launched(loaded, directory, resume, signals, folder)
         if code == EXIT_USAGE and not resume:
             directory.discard()
@@ -153,7 +155,7 @@ class _Launch:
 
     def _show(self) -> None:
         summary = self._summary()
-        self._supervisor.trains = self._supervisor.trains or summary is not None
+        self._supervisor.trains = self._supervisor.trains or _has_trained(summary)
         doing = "" if summary is not None else last_logged(self._children.last_words(LEARNER, _SHOWN_LINES))
         self._progress.update(summary, self._supervisor.states(), time.monotonic() - self._began, doing)
 
@@ -203,7 +205,7 @@ class _Launch:
             click.echo("; ".join(bottleneck_lines(summary.get("bottleneck"))) or "bottleneck: not known")
         if finish.code != EXIT_USAGE or self._directory.trained:
             click.echo(f"run directory: {self._directory.path}")
-        if summary is not None:
+        if _has_trained(summary):
             click.echo(f"evaluate it:   seedmq eval {shlex.quote(str(self._directory.path))}")
 
     def _rewrite(self, summary: dict[str, Any]) -> None:
@@ -220,6 +222,22 @@ class _Launch:
             return [f"error: {cause}"]
         log = self._directory.logs / f"{culprit}.log"
         return [*(f"    {text}" for text in lines), f"error: {finish.reason}: {cause or 'no message'} (see {log})"]
+
+
+def _check_time(config: Config, directory: RunDirectory) -> None:
+    """Before anything is started.
+
+    Raises:
+        ConfigError: the run that is to be gone on with has had all of its time.
+    """
+    limit, elapsed = config.run.max_seconds, elapsed_seconds(directory.read_summary())
+    if limit is not None and elapsed >= limit:
+        raise ConfigError(reached(limit, elapsed))
+
+
+def _has_trained(summary: dict[str, Any] | None) -> bool:
+    """Whether there was an update."""
+    return summary is not None and (summary.get("updates") or 0) > 0
 
 
 def _budgets(config: Config, embedded_store: bool) -> dict[str, int]:

@@ -10,6 +10,7 @@ from pipeline.protocol import Hello
 from pipeline.requests import StepRequest
 from pipeline.routing.batching import Waiting
 
+FAULT_CHARACTERS = 300
 ENDED_RUNS = 8192  # how many ended runs are remembered, so that their late messages are answered rightly
 
 
@@ -138,6 +139,15 @@ class Leases:
         self.last_ended = self._ended[lease.run] = Ended(lease.worker, reason, lease.report)
         while len(self._ended) > ENDED_RUNS:
             self._ended.popitem(last=False)
+
+    def end_unknown(self, report: dict[str, Any]) -> None:
+        """A run says its last word that holds no lease: it could not begin, or was forgotten."""
+        self.last_ended = Ended(-1, "bye", report)
+
+    def last_fault(self) -> str:
+        """What the run that ended last said of its environments' last fault; empty: nothing."""
+        report = self.last_ended.report if self.last_ended is not None else None
+        return str(report["message"])[:FAULT_CHARACTERS] if report is not None else ""
 
     def ended(self, run: int) -> Ended | None:
         """How a run ended, if it is remembered."""

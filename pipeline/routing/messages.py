@@ -124,6 +124,9 @@ class WorkerMessages:
         if ended is not None and ended.reason in ("bye", "replaced"):
             self._router.goodbye(peer, run)
         else:
+            if report["message"]:
+                self._router.leases.end_unknown(report)
+                self._router.note(f"a run without a lease has ended; its last fault: {report['message']}")
             self._router.send(peer, Kind.UNKNOWN, run)
 
     def _status(self, peer: bytes, message: Message, now: float) -> None:

@@ -159,7 +159,9 @@ class Router:
         self.counters["request_of_gone_worker"] += dropped
         self.counters["left_" + reason] += 1
         who = "" if lease.hello is None else f" ({lease.hello.worker_id})"
-        self.note(f"worker {lease.worker}{who} has left: {reason}")
+        fault = lease.report["message"] if lease.report is not None else ""
+        said = f"worker {lease.worker}{who} has left: {reason}"
+        self._actions.append(Say(f"{said}; its last fault: {fault}" if fault else said, detail=not fault))
         self.leases.end(lease, reason)
 
     def state_of(self, lease: Lease) -> tuple[str, str]:

@@ -140,9 +140,8 @@ class StatusBoard:
         """Empty where at least one that trains was heard of."""
         router = self._router
         if not len(router.leases):
-            ended = router.leases.last_ended
-            fault = (ended.report or {}).get("message", "") if ended is not None else ""
-            return "none is connected" + (f", the last fault: {fault[:TEXT]}" if fault else "")
+            fault = router.leases.last_fault()
+            return "none is connected" + (f", the last fault: {fault}" if fault else "")
         training = [x for x in router.leases if x.hello is None or x.hello.mode != "eval"]
         if not training:
             return "only such that evaluate are connected"

@@ -40,6 +40,16 @@ def test_last_line_says_why_and_how_far():
     assert ending({**SUMMARY, "stop_reason": None}, 20.0).startswith("interrupted after")
 
 
+def test_faults_stand_in_the_line_and_at_the_end():
+    assert "faults" not in line(SUMMARY | {"faults": {}, "newest_fault": ""}, RunSection())
+    faulty = SUMMARY | {
+        "faults": {"env_errors": 1200, "env_hangs": 34},
+        "newest_fault": "worker-0: lost\n" + 2000 * "x",
+    }
+    assert line(faulty, RunSection()).endswith(f", faults 1,234 (the last: worker-0: lost {(120 - 18) * 'x'}...)")
+    assert "ledger error 0, faults of environments 1,234 (the last: worker-0: lost" in ending(faulty, 1.0)
+
+
 def test_figures_that_are_not_there_yet():
     early = {"agent_steps": 0, "seconds": 0.0, "episode_return_mean": None, "loss": None}
     assert "return -" in line(early, RunSection())

@@ -78,6 +78,19 @@ def test_workers_that_are_not_heard_of_and_a_silent_learner() -> None:
     assert found["why"].startswith("workers wait for a learner: none is connected, l was last heard of ")
 
 
+def test_a_worker_that_could_not_begin_leaves_its_last_words() -> None:
+    net = Net()
+    lead(net, bottleneck={"component": "training"})
+    report = Report(faults={"env_errors": 3}, message="RuntimeError: no simulator")
+    assert net.worker(b"w", [encode(Kind.BYE, 7, report.to_wire())]) == [(Kind.UNKNOWN, [7])]
+    found = bottleneck(net, 1.0)
+    assert found is not None
+    assert (
+        found["why"] == "the learner waits for workers: none is connected, the last fault: RuntimeError: no simulator"
+    )
+    assert net.router.leases.last_fault() == "RuntimeError: no simulator"
+
+
 def test_a_learner_that_does_not_train_yet_says_so_itself() -> None:
     net = Net()
     building = {"component": "learner", "why": "workers wait for a learner: it is building the policy"}
