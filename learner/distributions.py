@@ -56,7 +56,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def to_env(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """numpy ``[..., *leaf.shape]`` in the leaf's dtype (discrete: int64), inside the space whatever ``raw`` is."""
+        """numpy ``[..., *leaf.shape]`` in the leaf's dtype, inside the space whatever ``raw`` is."""
 
 
 class Stochastic(Distribution):
@@ -82,7 +82,8 @@ class Discrete(Distribution):
         self.parameters = self.features_size = leaf.n
         self.action_shape = ()
         self.action_dtype = "int32"
-        self._start = leaf.start
+        self._dtype = leaf.numpy_dtype
+        self._start = np.array(leaf.start).astype(self._dtype)
 
     def mode(self, params: tf.Tensor) -> tf.Tensor:
         return tf.argmax(params, -1, tf.int32)
@@ -91,7 +92,8 @@ class Discrete(Distribution):
         return tf.one_hot(raw, self.parameters)
 
     def to_env(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return raw.astype(np.int64) + self._start
+        # Where the index is beyond the dtype's range it wraps, and back again by adding the start.
+        return raw.astype(self._dtype) + self._start
 
 
 class EpsilonGreedy(Discrete):

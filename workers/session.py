@@ -27,6 +27,7 @@ from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send
 HELLO_SECONDS = 1.0
 SILENT_HEARTBEATS = 5.0
 COMPLAINT_SECONDS = 60.0
+MALFORMED_ACTIONS = 5  # in a row, and the worker gives up: another repetition brings nothing else
 
 
 class State(Enum):
@@ -85,6 +86,7 @@ class Session:
         self._broker = "connecting"
         self._complained_at = now
         self._malformed = 0
+        self._malformed_actions = 0  # in a row
         self._held_said_at = now - COMPLAINT_SECONDS
         self._held_said = False
 
@@ -182,14 +184,25 @@ class Session:
         return [Say("info", f"stopping: {reason}"), *self._drained(now)]
 
     def received(self, message: Message, now: float) -> list[Action]:
-        """A message from the broker. A malformed one is counted, said once in a while, and otherwise ignored."""
+        """A message from the broker. A malformed one is counted, said once in a while, and otherwise ignored.
+
+        But for ACTIONS that are malformed again and again: nothing would ever be stepped.
+        """
         try:
             return self._received(message, now)
         except ProtocolError as error:
             self._malformed += 1
+            self._malformed_actions += message.kind is Kind.ACTIONS
+            if self._malformed_actions >= MALFORMED_ACTIONS:
+                return self._given_up(error)
             if self._malformed & (self._malformed - 1):  # say the 1st, 2nd, 4th, 8th...
                 return []
             return [Say("error", f"ignored a malformed message from the broker ({self._malformed} so far): {error}")]
+
+    def _given_up(self, error: ProtocolError) -> list[Action]:
+        self.state = State.GONE
+        text = f"{self._malformed_actions} times in a row the actions for this worker were malformed: {error}"
+        return [Finish(ComponentError(f"{text}; does the learner run another version of seedmq?"))]
 
     def _received(self, message: Message, now: float) -> list[Action]:
         run = message.fields[0] if message.fields else None
@@ -229,7 +242,7 @@ class Session:
         if len(message.buffers) != 1 or len(message.buffers[0]) != expected:
             sizes = [len(buffer) for buffer in message.buffers]
             raise ProtocolError(f"ACTIONS of group {index} hold {sizes} bytes, not one buffer of {expected}")
-        group.step = None
+        group.step, self._malformed_actions = None, 0
         if self.stopping:
             return self._drained(now)  # the observation is delivered; its action is not executed
         return [Step(index, message.buffers[0])]

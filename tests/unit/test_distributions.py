@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from learner.distributions import distribution_for, epsilon_greedy_for
 from pipeline.errors import SpaceError
-from pipeline.spaces import Leaf
+from pipeline.spaces import INTEGERS, Leaf
 
 pytestmark = pytest.mark.unit
 
@@ -20,8 +20,8 @@ def box(low, high, dtype="float32", shape=None):
     return Leaf("action", "box", dtype, shape or (len(low),), low=tuple(low), high=tuple(high))
 
 
-def categorical(n=4, start=0):
-    return distribution_for(Leaf("action", "discrete", "int64", (), n=n, start=start))
+def categorical(n=4, start=0, dtype="int64"):
+    return distribution_for(Leaf("action", "discrete", dtype, (), n=n, start=start))
 
 
 def test_categorical_equals_numpy():
@@ -80,6 +80,25 @@ def test_epsilon_greedy_needs_discrete_actions():
 def test_discrete_actions_start_where_the_space_does():
     action = categorical(n=3, start=-1).to_env(np.array([0, 2], np.int32))
     assert action.dtype == np.int64 and action.tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_discrete_actions_have_the_dtype_of_the_space(dtype):
+    bounds = np.iinfo(dtype)
+    size = min(300, int(bounds.max) - int(bounds.min) + 1)
+    for start in (int(bounds.min), 0, int(bounds.max) - size + 1):
+        n = min(size, int(bounds.max) - start + 1)
+        action = categorical(n=n, start=start, dtype=dtype).to_env(np.arange(n, dtype=np.int32))
+        assert action.dtype == np.dtype(dtype) and action.tolist() == list(range(start, start + n))
+
+
+def test_a_box_without_a_shape_has_one_action():
+    d = distribution_for(Leaf("action", "box", "float32", (), low=(-1.0,), high=(1.0,)))
+    params = tf.constant(np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32))
+    raw = d.sample(params, SEED)
+    action = d.to_env(raw.numpy())
+    assert raw.shape == action.shape == (5,) and action.dtype == np.float32 and (np.abs(action) <= 1).all()
+    assert d.log_prob(params, raw).shape == (5,) and d.features(raw).shape == (5, 1)
 
 
 def test_squashed_density_integrates_to_one_and_has_the_entropy():

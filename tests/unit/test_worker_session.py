@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import UnreachableError
+from pipeline.errors import ComponentError, UnreachableError
 from pipeline.protocol import Hello, Kind, Report, decode, encode
 from workers.actions import Abandon, Begin, Finish, Reconnect, Say, Send, Step, Timing
-from workers.session import Session, State
+from workers.session import MALFORMED_ACTIONS, Session, State
 
 pytestmark = pytest.mark.unit
 RUN = 7
@@ -139,6 +139,20 @@ def test_malformed_actions_are_not_executed(actions, words):
     found = stage.actions(*actions)
     assert kinds(found) == [] and words in said(found)[0]
     assert stage.session.outstanding() == [0, 1]
+
+
+def test_actions_that_stay_malformed_end_the_worker():
+    stage = Stage().serve()
+    for number in range(1, MALFORMED_ACTIONS):
+        assert kinds(stage.actions(number % 2, 0, 32)) == []
+    stage.actions(0, 0, 16)
+    stage.stepped(0)
+    for _ in range(MALFORMED_ACTIONS - 1):
+        assert kinds(stage.actions(0, 1, 32)) == [], "a sound one came between"
+    (end,) = stage.actions(1, 0, 32)
+    assert isinstance(end, Finish) and isinstance(end.error, ComponentError) and end.error.exit_code == 3
+    assert "5 times in a row" in str(end.error) and "hold [32] bytes, not one buffer of 16" in str(end.error)
+    assert stage.session.state is State.GONE
 
 
 def test_an_unanswered_step_is_sent_again_then_the_connection_is_made_anew():
