@@ -29,7 +29,9 @@ from workers.assignment import Assignment
 from workers.block import At, Block
 from workers.group import Counters
 from workers.loop import Worker
+from workers.restarts import RestartBudget
 from workers.rows import RowBuilder, StepRows
+from workers.vector import Stepped
 
 JOIN_SECONDS = 20.0
 QUIET = logs.Settings("worker", verbosity=-1)
@@ -76,10 +78,11 @@ class Stepping(Still):
 
     def __init__(self, spaces: Spaces, n: int) -> None:
         super().__init__(spaces, n)
-        self._reward, self._not = np.zeros(n, np.float32), np.zeros(n, np.bool_)
+        nobody = np.zeros(n, np.bool_)
+        self._stepped = Stepped(self._leaves, np.zeros(n, np.float32), nobody, nobody)
 
     def step(self, buffer: Any) -> StepRows:
-        return self.builder.next_step(self._leaves, self._reward, self._not, self._not)
+        return self.builder.next_step(self._stepped)
 
 
 class Counted(Stepping):
@@ -173,8 +176,8 @@ def clients(config: Config, make_group: MakeGroup, arguments: list[tuple[Any, ..
     jobs: list[tuple[Any, ...]] = []
     for i, (block, entry) in enumerate(zip(blocks, arguments, strict=True)):
         assignment = Assignment(
-            config=config, worker_id=f"client-{i}", run=i + 1, worker=-1, reports={}, faults={},
-            last_fault="", block=block, dump="", logs=QUIET, parent=os.getpid(),
+            config=config, worker_id=f"client-{i}", run=i + 1, worker=-1, reports={}, budget=RestartBudget(0),
+            faults={}, last_fault="", block=block, dump="", logs=QUIET, parent=os.getpid(),
         )  # fmt: skip
         jobs.append((_main, assignment, make_group, entry))
 

@@ -69,7 +69,7 @@ def _step(config: Config, worker: int, count: Any) -> None:
     step = 0
     while True:
         for i, group in enumerate(groups):
-            _, _, terminated, truncated, _ = group.vector.step(actions[step % ACTIONS])
+            stepped = group.vector.step(actions[step % ACTIONS])
             count.value += n - int(np.count_nonzero(ended[i]))  # the step after an episode's last is a reset
-            ended[i] = np.asarray(terminated) | np.asarray(truncated)
+            ended[i] = stepped.terminated | stepped.truncated
         step += 1

@@ -13,7 +13,8 @@ TERMINATED = 1  # this row's observation ended the episode by the task's rules
 TRUNCATED = 2  # ... or by a limit; both flags: treated as terminated
 FIRST = 4  # this row's observation begins an episode (reward is 0)
 NO_REPLY = 8  # a final-observation row whose reset row follows in the same message
-KNOWN_FLAGS = TERMINATED | TRUNCATED | FIRST | NO_REPLY
+LIFE_LOST = 16  # a life was lost in the step to this row: what is learnt ends here, the episode goes on
+KNOWN_FLAGS = TERMINATED | TRUNCATED | FIRST | NO_REPLY | LIFE_LOST
 
 ROW = np.dtype(
     [

@@ -32,6 +32,7 @@ class Role(IntEnum):
     REPLAY = 2  # draws from the replay
     EVALUATION = 3  # noise of the policy that evaluates while a run trains
     COMMAND = 4  # noise of the policy of ``seedmq eval``
+    RENEWAL = 5  # an environment that is made anew by itself
 
 
 class Lane(IntEnum):
@@ -79,6 +80,15 @@ def environment_seeds(first: int, n: int, offset: int = 0) -> npt.NDArray[Any]:
     """
     seeds: npt.NDArray[Any] = (first + np.arange(offset, offset + n, dtype=np.int64) * SEED_STEP) % 2**SEED_BITS
     return seeds
+
+
+def renewed_seed(seed: int, renewals: int) -> int:
+    """The seed of an environment that is made anew by itself, from the one it had at first, and how often that was.
+
+    Nobody numbers these: it is hashed, so it equals another one's with a probability of 2^-31.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(Role.RENEWAL, renewals))
+    return int(sequence.generate_state(1)[0]) & (1 << SEED_BITS) - 1
 
 
 SEED_STEP = _LANES * _STRIDE % 2**SEED_BITS

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline import logs
 from pipeline.config.tree import Config
 from workers.block import Block
+from workers.restarts import RestartBudget
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Assignment:
         run: Run id of this child's environments.
         worker: Index that an earlier child held, or -1.
         reports: Last words of earlier runs: run -> ``Report.to_wire()``.
+        budget: A copy of the supervisor's: faults that the child survives count as those that it does not.
         faults: Of the children before this one: kind -> number.
         last_fault: The last of them in words.
         block: Shared memory.
@@ -33,6 +35,7 @@ class Assignment:
     run: int
     worker: int
     reports: dict[str, Any]
+    budget: RestartBudget
     faults: dict[str, int]
     last_fault: str
     block: Block

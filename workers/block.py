@@ -29,7 +29,7 @@ from pipeline.errors import (
 from pipeline.protocol import Report
 
 ACTION_BYTES = 1024
-TEXT_BYTES = 4096
+TEXT_BYTES = 4096  # of each of two texts
 ERRORS: tuple[type[SeedmqError], ...] = (
     SeedmqError,
     ConfigError,
@@ -78,8 +78,12 @@ class At(IntEnum):
     RECONNECTS = 20
     BUSY = 21  # nanoseconds of its loop, as are the next
     ACTIONS = 22  # waiting for them
+    RENEWED = 23  # environments that failed and were made anew by themselves
+    FAULT_LENGTH = 24  # of the last such fault in words
 
 
+COUNTED = {"non_finite": At.NON_FINITE, "env_errors": At.RENEWED}
+"""Faults that a child counts itself: it goes on after them."""
 # On the path of every message: enumerations are slow.
 _PHASE, _SINCE, _ACTION_LENGTH, _WAITING = int(At.PHASE), int(At.SINCE), int(At.ACTION_LENGTH), int(Phase.WAITING)
 _BEGUN = struct.Struct("6q")  # SINCE to ACTION_LENGTH
@@ -95,7 +99,7 @@ class Block:
     """
 
     def __init__(self, context: SpawnContext) -> None:
-        self._shared: Any = context.RawArray("q", len(At) + (ACTION_BYTES + TEXT_BYTES) // 8)
+        self._shared: Any = context.RawArray("q", len(At) + (ACTION_BYTES + 2 * TEXT_BYTES) // 8)
         self._open()
         self.numbers[At.SINCE] = monotonic_ns()
         self.numbers[At.WORKER] = self.numbers[At.ENVIRONMENT] = -1
@@ -114,7 +118,8 @@ class Block:
         self._bytes = view[:end]
         self.numbers: Any = view[:end].cast("q")
         self._action = view[end : end + ACTION_BYTES]
-        self._text = view[end + ACTION_BYTES :]
+        end += ACTION_BYTES
+        self._text, self._fault = view[end : end + TEXT_BYTES], view[end + TEXT_BYTES :]
 
     def enter(self, phase: Phase) -> None:
         """The child begins something, now."""
@@ -180,12 +185,24 @@ class Block:
 
     def set_text(self, text: str) -> None:
         """Why the child is about to end; long texts are cut."""
-        data = text.encode(errors="replace")[:TEXT_BYTES]
-        self._text[: len(data)] = data
-        self.numbers[At.TEXT_LENGTH] = len(data)
+        self._write(text, self._text, At.TEXT_LENGTH)
 
     def text(self) -> str:
         return bytes(self._text[: self.numbers[At.TEXT_LENGTH]]).decode(errors="replace")
+
+    def renew(self, text: str) -> None:
+        """One environment has failed, and is made anew; the child goes on."""
+        self._write(text, self._fault, At.FAULT_LENGTH)
+        self.numbers[At.RENEWED] += 1
+
+    def fault(self) -> str:
+        """The last fault of an environment that was made anew by itself."""
+        return bytes(self._fault[: self.numbers[At.FAULT_LENGTH]]).decode(errors="replace")
+
+    def _write(self, text: str, where: Any, length: At) -> None:
+        data = text.encode(errors="replace")[:TEXT_BYTES]
+        where[: len(data)] = data
+        self.numbers[length] = len(data)
 
     def set_error(self, error: SeedmqError) -> None:
         """An error that a restart does not cure."""
@@ -201,6 +218,7 @@ class Block:
         numbers = self.numbers
         dropped = {"non_finite": int(numbers[At.DROPPED])} if numbers[At.DROPPED] else {}
         counted = dict(faults)
-        if numbers[At.NON_FINITE]:
-            counted["non_finite"] = counted.get("non_finite", 0) + int(numbers[At.NON_FINITE])
+        for kind, at in COUNTED.items():
+            if numbers[at]:
+                counted[kind] = counted.get(kind, 0) + int(numbers[at])
         return Report(int(numbers[At.TAKEN]), dropped, int(numbers[At.MASKED]), counted, message[:2000])

@@ -19,12 +19,11 @@ from workers.assignment import Assignment
 from workers.block import At, Block
 from workers.group import NonFinite
 from workers.loop import Worker
-from workers.place import place_of
+from workers.place import words_of
 
 log = logging.getLogger(__name__)
 
 FAULT_EXIT = 10
-MESSAGE_CHARACTERS = 1000
 PR_SET_PDEATHSIG = 1
 
 
@@ -58,8 +57,7 @@ def _guarded(assignment: Assignment) -> int:
     except (Exception, SystemExit) as error:  # an environment may raise anything; the supervisor decides
         where = _where(block)
         log.error("%s: %s: %s", where, type(error).__name__, error, exc_info=True)
-        words = " ".join(str(error).split())[:MESSAGE_CHARACTERS]
-        block.set_text(f"{type(error).__name__}: {words} ({place_of(error)}; {where})")
+        block.set_text(words_of(error, where))
         return FAULT_EXIT
     return EXIT_FINISHED
 

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from pipeline.config.tree import EnvironmentSection
 from pipeline.errors import ConfigError, MissingExtraError
 from workers.group import Group
+from workers.native import Native
+from workers.singles import OnFault, Singles, fail
+from workers.vector import Vector
 from workers.watched import Mark, Watched
 
 ATARI_INSTALL = 'pip install "seedmq[atari]"'
 ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 ATARI_SINGLE = "ale_py.env:AtariEnv"
+LIFE_WRAPPER = "terminal_on_life_loss"  # of gymnasium's AtariPreprocessing
+LIVES = (
+    "makes episodes, and their returns, of single lives: set environment.life_loss = terminal instead, so that a lost "
+    "life ends what is learnt and nothing else"
+)
 
 
-def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark | None = None) -> Group:
+def make_group(
+    section: EnvironmentSection,
+    n: int,
+    threads: int = 1,
+    mark: Mark | None = None,
+    on_fault: OnFault = fail,
+) -> Group:
     """A group of ``n`` environments, not yet reset.
 
     Args:
@@ -29,6 +42,7 @@ def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark
         n: Environments.
         threads: Most threads of a natively vectorized environment that has its own.
         mark: Called with the index of the single environment that is about to be reset or stepped, where known.
+        on_fault: Decides whether a single environment that failed is made anew.
 
     Raises:
         ConfigError: an unknown id, module or wrapper, arguments that the environment does not take, or a vectorization
@@ -36,9 +50,10 @@ def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark
         SpaceError: spaces that seedmq does not support.
     """
     spec = _spec(section.id)
+    vector: Vector
     try:
         native = _is_native(section, spec)
-        group = _native(section, spec, n, threads) if native else _sync(section, spec, n, mark)
+        vector = _native(section, spec, n, threads) if native else _singles(section, spec, n, mark, on_fault)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(
             f"{section.id} cannot be made with environment.kwargs = {section.kwargs}, "
@@ -46,8 +61,7 @@ def make_group(section: EnvironmentSection, n: int, threads: int = 1, mark: Mark
         ) from error
     except gymnasium.error.Error as error:
         raise ConfigError(f"environment.id = {section.id}: {error}") from error
-    group.drop_non_finite = section.non_finite == "drop"
-    return group
+    return Group(vector, drop_non_finite=section.non_finite == "drop")
 
 
 def load(path: str, key: str) -> Any:
@@ -112,18 +126,23 @@ def _importable(entry_point: Any) -> bool:
     return True
 
 
-def _native(section: EnvironmentSection, spec: Any, n: int, threads: int) -> Group:
+def _native(section: EnvironmentSection, spec: Any, n: int, threads: int) -> Native:
+    counts_lives = section.life_loss == "terminal"
     if spec.vector_entry_point == ATARI_VECTOR:
-        return _atari(section, spec, n, threads)
+        return _atari(section, spec, n, threads, counts_lives)
     vector = gymnasium.make_vec(spec, num_envs=n, vectorization_mode="vector_entry_point", **section.kwargs)
-    return Group(vector, seed_style="int", resets_some=vector.metadata.get("autoreset_mode") == AutoresetMode.DISABLED)
+    resets_some = vector.metadata.get("autoreset_mode") == AutoresetMode.DISABLED
+    return Native(vector, seed_style="int", resets_some=resets_some, counts_lives=counts_lives)
 
 
-def _atari(section: EnvironmentSection, spec: Any, n: int, threads: int) -> Group:
+def _atari(section: EnvironmentSection, spec: Any, n: int, threads: int, counts_lives: bool) -> Native:
     """ALE's C++ version: grey 84 x 84 single frames, true rewards, no FIRE pressed, unless ``kwargs`` say otherwise."""
     for name, instead in (("stack_num", "frame_stack"), ("frameskip", "frame_skip")):
         if name in section.kwargs:
             raise ConfigError(f"environment.kwargs.{name}: set environment.{instead}, or it would be applied twice")
+    for name in ("episodic_life", "life_loss_info"):
+        if section.kwargs.get(name):
+            raise ConfigError(f"environment.kwargs.{name} {LIVES}")
     defaults: dict[str, Any] = {
         "reward_clipping": False,
         "use_fire_reset": False,
@@ -137,11 +156,11 @@ def _atari(section: EnvironmentSection, spec: Any, n: int, threads: int) -> Grou
     )
     shape = vector.single_observation_space.shape[1:]  # no stack axis
     space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
-    return Group(vector, seed_style="array", resets_some=True, observation_space=space)
+    return Native(vector, seed_style="array", resets_some=True, observation_space=space, counts_lives=counts_lives)
 
 
-def _sync(section: EnvironmentSection, spec: Any, n: int, mark: Mark | None) -> Group:
-    kwargs = dict(section.kwargs)
+def _singles(section: EnvironmentSection, spec: Any, n: int, mark: Mark | None, on_fault: OnFault) -> Singles:
+    kwargs = {"disable_env_checker": True, **section.kwargs}  # what we read is checked by us, at every step
     mode = AutoresetMode(kwargs.pop("autoreset_mode", AutoresetMode.NEXT_STEP))
     if spec.entry_point == ATARI_SINGLE:
         kwargs.setdefault("frameskip", section.frame_skip)
@@ -149,16 +168,14 @@ def _sync(section: EnvironmentSection, spec: Any, n: int, mark: Mark | None) -> 
         kwargs.setdefault("frame_skip", section.frame_skip)
     wrappers = [load(path, "environment.wrappers") for path in section.wrappers]
 
-    def make(index: int) -> Callable[[], Any]:
-        def one() -> Any:
-            if mark is not None:
-                mark(index, True)
-            environment = gymnasium.make(spec, **kwargs)
-            for wrapper in wrappers:
-                environment = wrapper(environment)
-            return Watched(environment, index, mark)
+    def make(index: int) -> Watched:
+        if mark is not None:
+            mark(index, True)
+        environment = gymnasium.make(spec, **kwargs)
+        for wrapper in wrappers:
+            environment = wrapper(environment)
+        if environment.has_wrapper_attr(LIFE_WRAPPER) and environment.get_wrapper_attr(LIFE_WRAPPER):
+            raise ConfigError(f"{LIFE_WRAPPER}, of a wrapper, {LIVES}")
+        return Watched(environment, index, mark, counts_lives=section.life_loss == "terminal")
 
-        return one
-
-    vector: VectorEnv[Any, Any, Any] = SyncVectorEnv([make(i) for i in range(n)], copy=False, autoreset_mode=mode)
-    return Group(vector, seed_style="list", resets_some=True)
+    return Singles(make, n, mode, on_fault)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import random
 import time
 from collections import deque
 
@@ -26,8 +27,11 @@ from workers.block import At, Phase
 from workers.connection import Connection
 from workers.environments import make_group
 from workers.group import Counters, Group, NonFinite
+from workers.place import words_of
+from workers.restarts import FIRST_STEPS
 from workers.rows import StepRows
 from workers.session import Session
+from workers.singles import OnFault
 from workers.watched import Mark
 
 log = logging.getLogger(__name__)
@@ -93,11 +97,15 @@ class Worker:
         """One task, if there is one, else the next message; and at times what else has come, and what is due."""
         now = self._work(self._todo.popleft()) if self._todo else self._await()
         if now >= self._tick_at:
-            self._block.wait()
-            self._converse()
-            if self._block.numbers[STOP] and not self._session.stopping:
-                self._block.numbers[STOP] = 2
-                self._perform(self._session.drain("asked to stop", time.monotonic()))
+            self._attend()
+
+    def _attend(self) -> None:
+        """What has come, what is due, and whether the supervisor wants an end."""
+        self._block.wait()
+        self._converse()
+        if self._block.numbers[STOP] and not self._session.stopping:
+            self._block.numbers[STOP] = 2
+            self._perform(self._session.drain("asked to stop", time.monotonic()))
 
     def _await(self) -> float:
         """Waits for the next message, until something is due; returns monotonic seconds."""
@@ -203,7 +211,7 @@ class Worker:
             seconds = self._stage.seconds()
             self._busy_percent = round(100 * shares(seconds, self._measured).get(BUSY, 0.0))
             self._measured, self._measured_at = seconds, now
-        report = self._block.report(self._assignment.faults, self._assignment.last_fault)
+        report = self._block.report(self._assignment.faults, self._block.fault() or self._assignment.last_fault)
         return report._replace(busy_percent=self._busy_percent)
 
     def _make_groups(self) -> list[Group]:
@@ -211,7 +219,11 @@ class Worker:
         section = self._config.workers
         n = section.envs // section.groups
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, section.count))
-        return [make_group(self._config.environment, n, threads, self._marker(g, g * n)) for g in range(section.groups)]
+        environment = self._config.environment
+        return [
+            make_group(environment, n, threads, self._marker(g, g * n), self._fault_of(g, g * n))
+            for g in range(section.groups)
+        ]
 
     def _marker(self, group: int, offset: int) -> Mark:
         """For single environments: says which one runs, and keeps the lease alive between slow ones."""
@@ -227,6 +239,37 @@ class Worker:
             self._pulse_at = block.mark(phase, group, environment, seed) + PULSE_NANOSECONDS
 
         return mark
+
+    def _fault_of(self, group: int, offset: int) -> OnFault:
+        """For single environments that failed: waits before one is made anew, or raises its error for good."""
+        block, seeds = self._block, self._seeds
+
+        def on_fault(index: int, error: BaseException) -> None:
+            delay = self._assignment.budget.fault(time.monotonic(), random.random())
+            if delay is None or (self._early() and block.numbers[At.RENEWED]):
+                raise error
+            place = f"worker {block.numbers[At.WORKER]}, environment {offset + index}, step {self._steps[group]}"
+            text = words_of(error, f"{place}, seed {seeds[group][index]}")
+            block.renew(text)
+            log.error("%s; this environment is made anew in %.1f s", text, delay, exc_info=error)
+            self._linger(delay)
+
+        return on_fault
+
+    def _early(self) -> bool:
+        """None has come far: where more than one fails they may all be broken, which the supervisor finds out."""
+        rows = [group.rows for group in self._groups]
+        episodes = sum(one.masked for one in rows) - int(self._block.numbers[At.RENEWED])
+        return episodes <= 0 and sum(one.taken for one in rows) <= FIRST_STEPS * self._config.workers.envs
+
+    def _linger(self, seconds: float) -> None:
+        """Waits, and speaks to the broker meanwhile; not while the worker is stopping."""
+        until = time.monotonic() + seconds
+        while (now := time.monotonic()) < until and not self._session.stopping:
+            frames = self._connection.receive(min(until - now, POLL_SECONDS))
+            if frames is not None:
+                self._take(frames, time.monotonic())
+            self._attend()
 
     def _check_sizes(self) -> None:
         """Raises ConfigError for more than has a name, or where a message would be refused by the broker's socket."""

@@ -14,12 +14,23 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from workers.watched import Watched
+
 _PATHS = sysconfig.get_paths()
 _MACHINERY = (
     *(str(Path(file).parent) for file in (__file__, gymnasium.__file__, np.__file__)),
     *(_PATHS[name] for name in ("stdlib", "platstdlib")),
 )
 _INSTALLED = (*_MACHINERY, *(_PATHS[name] for name in ("purelib", "platlib")))
+
+
+MESSAGE_CHARACTERS = 1000
+
+
+def words_of(error: BaseException, where: str) -> str:
+    """A fault in one line: type, message, the place in the environment's code, and which environment it was."""
+    words = " ".join(str(error).split())[:MESSAGE_CHARACTERS]
+    return f"{type(error).__name__}: {words} ({place_of(error)}; {where})"
 
 
 def place_of(error: BaseException) -> str:
@@ -48,6 +59,7 @@ def place_of(error: BaseException) -> str:
 def _methods(frame: FrameType) -> Iterator[CodeType]:
     """What an environment of others that this frame calls has made of ``step`` or ``reset``; wrappers first."""
     layer: Any = frame.f_locals.get("self")
+    layer = layer.environment if isinstance(layer, Watched) else layer
     while isinstance(layer, gymnasium.Env):
         for name in (frame.f_code.co_name, "observation"):
             method = inspect.unwrap(getattr(type(layer), name, None) or _nothing)

@@ -13,13 +13,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.rows import FIRST, NO_REPLY, ROW, TERMINATED, TRUNCATED
-
-Array = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
-Indices = npt.NDArray[np.intp]
+from pipeline.rows import FIRST, LIFE_LOST, NO_REPLY, ROW, TERMINATED, TRUNCATED
+from workers.vector import Array, Indices, Mask, Stepped
 
 
 class StepRows(NamedTuple):
@@ -31,18 +27,6 @@ class StepRows(NamedTuple):
     """
 
     records: Array
-    leaves: list[Array]
-
-
-class Finals(NamedTuple):
-    """Final observations that came with their successors' reset observations.
-
-    Attributes:
-        environments: ``[k]`` indices, ascending.
-        leaves: ``[k, *shape]`` per observation leaf.
-    """
-
-    environments: Indices
     leaves: list[Array]
 
 
@@ -83,72 +67,49 @@ class RowBuilder:
         self._return[:], self._began[:], self._pending = 0, self.index, None
         return self._all_first(leaves)
 
-    def next_step(
-        self, leaves: list[Array], reward: Array, terminated: Mask, truncated: Mask, abandoned: Mask | None = None
-    ) -> StepRows:
-        """Rows of one step of a NEXT_STEP environment.
+    def next_step(self, stepped: Stepped, abandoned: Mask | None = None) -> StepRows:
+        """Rows of one step where episodes that ended begin anew in the next one.
 
         Args:
-            leaves: Observations ``[n, *shape]`` per leaf.
-            reward: ``[n]``, finite where not abandoned.
-            terminated: ``[n]``.
-            truncated: ``[n]``.
+            stepped: Of n environments; rewards are finite where not abandoned.
             abandoned: ``[n]`` environments that were reset because this step was not finite: ``leaves`` holds their
                 reset observations; None where there are none.
         """
-        first = self._pending
-        if abandoned is not None:
-            started = np.zeros(self.n, np.bool_)
-            if first is not None:
-                started[first] = True
-            self._drop(abandoned & ~started)
-            first = np.flatnonzero(started | abandoned)
-        ended = np.logical_or(terminated, truncated)
-        self._complete(reward, first)
+        first = self._begun(self._pending, stepped.renewed, abandoned)
+        self._complete(stepped.reward, first)
+        ended = np.logical_or(stepped.terminated, stepped.truncated)
         if first is not None:
             ended[first] = False  # environments may report flags that still stand
         self._pending = None
         if np.count_nonzero(ended):
             self._pending = last = np.flatnonzero(ended)
-            self._finish(self._records, last, terminated[last], truncated[last], last)
+            self._finish(self._records, last, stepped, last)
             self._plain = False
-        return StepRows(self._records, leaves)
+        if stepped.life_lost is not None:
+            self._lose_lives(stepped.life_lost, first)
+        return StepRows(self._records, stepped.leaves)
 
-    def same_step(
-        self,
-        leaves: list[Array],
-        reward: Array,
-        terminated: Mask,
-        truncated: Mask,
-        *,
-        finals: Finals | None,
-        abandoned: Mask | None = None,
-    ) -> StepRows:
+    def same_step(self, stepped: Stepped, abandoned: Mask | None = None) -> StepRows:
         """Rows of one step after which ended environments stand at their reset observations already.
 
         Args:
-            leaves: Observations ``[n, *shape]`` per leaf, of the new episode where one ended.
-            reward: ``[n]``, of the step that ended the episode where one ended.
-            terminated: ``[n]``.
-            truncated: ``[n]``.
-            finals: Final observations of the environments that ended; None where none did.
+            stepped: Of n environments; ``reward`` is of the step that ended the episode where one ended.
             abandoned: As in ``next_step``.
         """
-        first = None
-        if abandoned is not None:
-            self._drop(abandoned)
-            first = np.flatnonzero(abandoned)
-        self._complete(reward, first)
+        first, finals, leaves = self._begun(None, stepped.renewed, abandoned), stepped.finals, stepped.leaves
+        self._complete(stepped.reward, first)
+        if stepped.life_lost is not None:
+            self._lose_lives(stepped.life_lost, first)
         if finals is None:
             return StepRows(self._records, leaves)
-        done = terminated | truncated
+        done = stepped.terminated | stepped.truncated
         if first is not None:
             done[first] = False
         ended = np.flatnonzero(done)
         if not len(ended):
             return StepRows(self._records, leaves)
         final = self._records[ended]
-        self._finish(final, slice(None), terminated[ended], truncated[ended], ended)
+        self._finish(final, slice(None), stepped, ended)
         final["flags"] += NO_REPLY
         self.masked += len(ended)
         self._first(ended)
@@ -156,18 +117,28 @@ class RowBuilder:
         joined = [np.concatenate([f[rows], leaf]) for f, leaf in zip(finals.leaves, leaves, strict=True)]
         return StepRows(np.concatenate([final, self._records]), joined)
 
+    def _begun(self, pending: Indices | None, renewed: Mask | None, abandoned: Mask | None) -> Indices | None:
+        """Environments whose rows begin an episode; what is abandoned in the midst of one is taken and dropped."""
+        if renewed is None and abandoned is None:
+            return pending
+        begun = np.zeros(self.n, np.bool_)
+        if pending is not None:
+            begun[pending] = True
+        if renewed is not None:
+            begun |= renewed
+        if abandoned is not None:
+            lost = int(np.count_nonzero(abandoned & ~begun))
+            self.taken += lost
+            self.dropped += lost
+            begun |= abandoned
+        return np.flatnonzero(begun)
+
     def _all_first(self, leaves: list[Array]) -> StepRows:
         for name in ("reward", "episode_return", "episode_length"):
             self._records[name] = 0
         self._flags[:] = FIRST
         self._plain = False
         return StepRows(self._records, leaves)
-
-    def _drop(self, lost: Mask) -> None:
-        """Transitions whose observation or reward is unusable: taken, and dropped at once."""
-        number = int(np.count_nonzero(lost))
-        self.taken += number
-        self.dropped += number
 
     def _complete(self, reward: Array, first: Indices | None) -> None:
         """Completes a transition everywhere but in the environments ``first``, which begin an episode."""
@@ -196,11 +167,19 @@ class RowBuilder:
         self._began[which] = self.index[which]
         self._plain = False
 
-    def _finish(self, records: Array, rows: Any, terminated: Mask, truncated: Mask, ended: Indices) -> None:
+    def _finish(self, records: Array, rows: Any, stepped: Stepped, ended: Indices) -> None:
         """Says in these rows of the records how the episodes of the environments ``ended`` have ended."""
-        records["flags"][rows] = TERMINATED * terminated + TRUNCATED * truncated
+        how = TERMINATED * stepped.terminated[ended] + TRUNCATED * stepped.truncated[ended]
+        records["flags"][rows] |= how.astype(np.uint16)
         records["episode_return"][rows] = self._return[ended]
         records["episode_length"][rows] = self.index[ended] - self._began[ended]
+
+    def _lose_lives(self, lost: Mask, first: Indices | None) -> None:
+        """A life that is lost ends what is learnt, not the episode."""
+        self._flags[lost] |= LIFE_LOST
+        if first is not None:
+            self._flags[first] = FIRST
+        self._plain = False
 
 
 def non_finite(leaves: Sequence[Array], reward: Array) -> Mask | None:

@@ -117,6 +117,7 @@ class Supervisor:
         self._tally = Tally()
         self._last_fault = ""
         self.looked = time.monotonic()
+        self._renewed = 0  # environments of the present child that are booked in the budget
         self._reports: dict[int, Report] = {}  # last words of dead runs that the broker has not heard
 
     def run(self) -> None:
@@ -180,6 +181,7 @@ class Supervisor:
             worker=self._worker,
             reports={str(dead): report.to_wire() for dead, report in self._reports.items()},
             faults=dict(self.faults),
+            budget=self._budget,
             last_fault=self._last_fault,
             block=block,
             dump=str(dump),
@@ -188,6 +190,7 @@ class Supervisor:
         )
         process = self._context.Process(target=child_main, args=(assignment,), name="seedmq-environments")
         process.start()
+        self._renewed = 0
         self._tally.begins(block, process.pid)
         try:
             fault = self._watch(process, block, dump)
@@ -202,7 +205,7 @@ class Supervisor:
     def _is_broken(self, fault: Fault, block: Block) -> bool:
         numbers = block.numbers
         return self._first_steps.fault(
-            fault.message, int(numbers[At.MASKED]), numbers[At.TAKEN] / self._config.workers.envs
+            fault.message, int(numbers[At.MASKED] - numbers[At.RENEWED]), numbers[At.TAKEN] / self._config.workers.envs
         )
 
     def _watch(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
@@ -212,6 +215,7 @@ class Supervisor:
         scale = _Scale(process.pid, self._config.environment.max_memory_bytes)
         while not connection.wait([process.sentinel], POLL_SECONDS):
             self.looked = now = time.monotonic()
+            self._book(block, now)
             if kill_at is None:
                 large = scale.above(now)
                 if large or self._stop.stopped:
@@ -224,6 +228,13 @@ class Supervisor:
             if patience.ends(block.since_seconds, self._timeout(block.phase), now):
                 return self._hung(process, block, dump)
         return self._ended(process, block, dump, large)
+
+    def _book(self, block: Block, now: float) -> None:
+        """Books the faults of environments that the child has made anew: it keeps the same budget, and their delays."""
+        renewed = int(block.numbers[At.RENEWED])
+        for _ in range(renewed - self._renewed):
+            self._budget.fault(now, 0.0)
+        self._renewed = renewed
 
     def _too_large(self, nbytes: int) -> Fault | None:
         """Why a child was told to end; None where it is the whole worker that ends."""
@@ -259,6 +270,7 @@ class Supervisor:
 
     def _ended(self, process: SpawnProcess, block: Block, dump: Path, large: int) -> Fault | None:
         process.join(5.0)
+        self._book(block, time.monotonic())
         if block.numbers[At.DONE]:
             return self._too_large(large) if block.numbers[At.STOP] == 2 else None
         text = block.text()
@@ -278,6 +290,8 @@ class Supervisor:
         if block.numbers[At.WELCOMED]:
             self._reports.clear()  # they were in its HELLO
         self._worker = int(block.numbers[At.WORKER])
+        if block.fault():
+            self._last_fault = block.fault()
         if fault is not None:
             self._last_fault = fault.message
         report = block.report(self.faults, self._last_fault)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from workers.block import At, Block, Phase
+from workers.block import COUNTED, At, Block, Phase
 
 ADDED = (At.TAKEN, At.MASKED, At.DROPPED, At.RECONNECTS, At.BUSY, At.ACTIONS)
 """Numbers of a block that are counters of its child."""
@@ -67,7 +67,7 @@ class Tally:
         state = self._state
         faults, phase = Counter(state.faults), None
         if state.block is not None:
-            faults["non_finite"] += int(state.block.numbers[At.NON_FINITE])
+            faults.update({kind: int(state.block.numbers[at]) for kind, at in COUNTED.items()})
             now = time.monotonic()
             phase = (state.block.phase, max(0.0, now - (state.block.since_seconds or now)))
         return Counted(_sum(state), faults, max(0, state.children - 1), phase)

@@ -31,7 +31,7 @@ _NEVER_SHOWN = frozenset({"store.url"})
 """Values that may hold a secret by mistake: left out of messages."""
 _SHOWN_CHARACTERS = 200
 """How much of a refused value a message repeats."""
-_AGREED = ("id", "kwargs", "wrappers", "vectorization", "frame_stack", "stack_padding", "frame_skip")
+_AGREED = ("id", "kwargs", "wrappers", "vectorization", "frame_stack", "stack_padding", "frame_skip", "life_loss")
 """Keys of ``environment`` that learner and workers must agree on; time limits and budgets may differ per worker."""
 
 Entries = dict[schema.Path, tuple[Any, str]]

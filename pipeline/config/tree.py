@@ -48,8 +48,8 @@ class EnvironmentSection(Section):
     wrappers: list[str] = Field(default_factory=list)
     """Wrappers by import path, `package.module:callable`, applied in order to each single environment."""
     vectorization: Literal["auto", "native", "sync"] = "auto"
-    """`native`: the environment's own vector version; `sync`: gymnasium's SyncVectorEnv; `auto`: native where there is
-    one and no wrappers are set."""
+    """`native`: the environment's own vector version; `sync`: single ones, one after the other; `auto`: native where
+    there is one and no wrappers are set."""
     frame_stack: int = Field(1, ge=1, le=16)
     """Frames stacked along the last axis, on the learner's device; single frames travel and are stored."""
     stack_padding: Literal["zero", "repeat"] = "zero"
@@ -62,6 +62,9 @@ class EnvironmentSection(Section):
     """The same for making and resetting."""
     non_finite: Literal["drop", "error"] = "error"
     """A NaN or infinite reward or observation: abandon the episode and count it, or fail."""
+    life_loss: Literal["ignore", "terminal"] = "ignore"
+    """`terminal`: a step that loses a life (`info["lives"]` falls, as in ALE) ends what is learnt: its discount is 0.
+    The episode, its return and the recurrent state go on."""
     fault_budget: int = Field(10, ge=0)
     """Environment faults (exception, hang, too much memory) that a worker survives within ten minutes, with growing
     delays; the same one in the first steps of three tries ends it at once."""

@@ -111,13 +111,30 @@ def test_a_hang_is_found_told_and_ended_and_others_go_on(broker, fault, tmp_path
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [
-        ("raise", "the counter was told to fail"),
-        ("exit", "exit code 77"),
-        ("segfault", "SIGSEGV"),
-        ("shape", "has shape (4,), its space says (3,)"),
-    ],
+    [("raise", "the counter was told to fail"), ("shape", "has shape (4,), its space says (3,)")],
 )
+def test_one_environment_that_fails_is_made_anew_and_the_others_go_on(broker, fault, words, tmp_path, capfd):
+    kwargs = {"fault": fault, "episode": 4, "once": str(tmp_path / "once")}
+    with Running(config_of(broker, kwargs)) as worker:
+        broker.until(lambda: broker.hellos and (told := next(iter(broker.runs.values())).report) and told.faults)
+        (run,) = broker.runs.values()
+        told, before = run.report, run.transitions
+        broker.until(lambda: run.transitions > before + 200)
+        worker.stop.stop("test")
+        assert worker.ended() == 0
+    assert len(broker.hellos) == 1, "its process goes on"
+    assert told.faults == {"env_errors": 1} and words in told.message and "environment " in told.message
+    (bye,) = broker.byes.values()
+    assert bye.faults == {"env_errors": 1} and bye.taken == run.transitions, "no step of the others is unbooked"
+    numbers = {}
+    for group, records, leaves in run.rows:
+        for environment, number in zip(records["environment"], leaves[0][:, 0].tolist(), strict=True):
+            numbers.setdefault((group, int(environment)), set()).add(number)
+    assert sorted(map(len, numbers.values())) == [1, 1, 1, 2], "one of four has begun another stream"
+    assert "this environment is made anew" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("fault", "words"), [("exit", "exit code 77"), ("segfault", "SIGSEGV")])
 def test_a_fault_is_survived_and_told(broker, fault, words, tmp_path, caplog):
     kwargs = {"fault": fault, "episode": 4, "once": str(tmp_path / "once")}
     with Running(config_of(broker, kwargs)):
@@ -156,28 +173,40 @@ def test_environments_that_never_fit_spend_the_budget(broker, caplog):
 def test_a_fault_at_every_episode_spends_the_budget_and_fails_with_the_message(broker, caplog):
     with Running(config_of(broker, {"fault": "raise"}, limits={"fault_budget": 2})) as worker:
         assert worker.ended() == 3
-    assert len(broker.hellos) == 3
+    assert len(broker.hellos) == 2, "the first fault was survived by the process"
     assert "fault_budget = 2" in caplog.text and "the counter was told to fail at step 3" in caplog.text
     last = broker.hellos[-1].run
     assert broker.byes[last].faults == {"env_errors": 3} and "told to fail" in broker.byes[last].message
 
 
+def test_environments_that_fail_again_and_again_spend_the_budget_one_by_one(broker, caplog, capfd):
+    kwargs = {"fault": "raise", "episode": 2}
+    with Running(config_of(broker, kwargs, limits={"fault_budget": 3})) as worker:
+        assert worker.ended() == 3
+    assert len(broker.hellos) == 1 and capfd.readouterr().err.count("is made anew in") == 3
+    assert "fault_budget = 3 faults in ten minutes is spent: RuntimeError: the counter was told to fail" in caplog.text
+    (bye,) = broker.byes.values()
+    assert bye.faults == {"env_errors": 4} and bye.taken >= broker.transitions
+
+
 @pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("raise", "RuntimeError: the counter was told to fail at step 3 (tests/counter_env.py:"),
-        ("shape", "has shape (4,), its space says (3,) (tests/counter_env.py:"),
-        ("segfault", "SIGSEGV"),
+    ("fault", "words", "faults"),
+    [  # the first environment to fail is made anew alone, at the second one the process ends
+        ("raise", "RuntimeError: the counter was told to fail at step 3 (tests/counter_env.py:", 6),
+        ("shape", "has shape (4,), its space says (3,) (tests/counter_env.py:", 6),
+        ("segfault", "SIGSEGV", 3),
     ],
 )
-def test_a_fault_in_the_first_steps_of_every_try_fails_with_the_message_and_the_place(broker, fault, words, caplog):
+def test_a_fault_in_the_first_steps_of_every_try_fails_with_the_message_and_the_place(
+    broker, fault, words, faults, caplog
+):
     with Running(config_of(broker, {"fault": fault})) as worker:
         assert worker.ended() == 3
     assert len(broker.hellos) == 3
     last = caplog.records[-1].getMessage()
     assert words in last and "the same in 3 tries" in last
     told = broker.byes[broker.hellos[-1].run]
-    assert told.faults == {"env_errors": 3} and words in told.message
+    assert told.faults == {"env_errors": faults} and words in told.message
 
 
 def test_environments_that_cannot_be_made_fail_with_the_message_and_the_place(broker, caplog):

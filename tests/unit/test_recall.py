@@ -71,7 +71,7 @@ def test_only_memory_earns_more_than_chance():
 def test_a_worker_steps_its_vector_version():
     section = EnvironmentSection(id="workers.recall:Recall-v0", kwargs={"cues": 3, "delay": 2})
     group = make_group(section, 4)
-    assert isinstance(group.vector, RecallVectorEnv) or isinstance(group.vector.unwrapped, RecallVectorEnv)
+    assert isinstance(group.vector.environment.unwrapped, RecallVectorEnv)
     rows = group.reset(environment_seeds(1, 4))
     cue, flags = rows.leaves[0][:, :-1].argmax(1), []
     for _ in range(8):

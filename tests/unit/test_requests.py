@@ -98,14 +98,14 @@ def changed(finals: tuple[int, ...] = (), **columns: list[int]) -> npt.NDArray[A
 
 
 WRONG = {
-    "unknown flag": changed(flags=[0, 16]),
+    "unknown flag": changed(flags=[0, 32]),
     "high flag": changed(flags=[1 << 15, 0]),
     "no reply among the replied": changed(flags=[0, NO_REPLY]),
     "other order": changed(environment=[1, 0]),
     "twice the same": changed(environment=[0, 0]),
     "no such environment": changed(environment=[0, 2]),
     "a final row with a reply": changed((1,), flags=[TERMINATED, 0, 0]),
-    "a final row of an unknown flag": changed((1,), flags=[NO_REPLY | 16, 0, 0]),
+    "a final row of an unknown flag": changed((1,), flags=[NO_REPLY | 32, 0, 0]),
     "a final row of no such environment": changed((2,)),
     "final rows in another order": changed((1, 0)),
     "final rows of one environment": changed((1, 1)),

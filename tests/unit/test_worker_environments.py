@@ -200,13 +200,15 @@ def test_atari_frames_move_by_the_skip_and_only_once(skip, vectorization):
     pytest.importorskip("ale_py")
     group = group_of("ALE/Breakout-v5", 1, frame_skip=skip, vectorization=vectorization)
     group.reset(environment_seeds(1, 1))
+    single = vectorization == "sync"
+    environment = group.vector.environments[0].environment if single else group.vector.environment
     generator, frames, seen = np.random.default_rng(1), [], set()
     for _ in range(200):
         action = generator.integers(0, group.spaces.action.n, 1, np.int64)
-        observation, _, terminated, truncated, info = group.vector.step(action)
-        if (terminated | truncated).any():
+        observation, _, terminated, truncated, info = environment.step(action[0] if single else action)
+        if np.any(terminated | truncated):
             break
-        frames.append(int(info["episode_frame_number"][0]))
+        frames.append(int(np.ravel(info["episode_frame_number"])[0]))
         seen.add(observation.tobytes())
     assert set(np.diff(frames).tolist()) == {skip}
     assert len(seen) >= 30
@@ -223,6 +225,6 @@ def test_what_stands_around_a_vectorized_step_costs_under_100_microseconds():
         begin = time.perf_counter()
         group.step(actions)
         middle = time.perf_counter()
-        group.vector.step(array)
+        group.vector.environment.step(array)
         around, alone = min(around, middle - begin), min(alone, time.perf_counter() - middle)
     assert around - alone < 100e-6

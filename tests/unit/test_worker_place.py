@@ -6,6 +6,7 @@ import inspect
 import json
 
 import gymnasium
+import numpy as np
 import pytest
 
 from tests.counter_env import CounterEnv
@@ -31,9 +32,9 @@ class Halved(gymnasium.ObservationWrapper):
 
 
 def place(environment, method):
-    watched = Watched(environment, 0, None)
+    watched, rows = Watched(environment, 0, None), [np.zeros(3, np.float32)]
     with pytest.raises(Exception) as caught:
-        watched.reset() if method == "reset" else watched.step(0)
+        watched.reset(rows) if method == "reset" else watched.step(0, rows)
     return place_of(caught.value)
 
 

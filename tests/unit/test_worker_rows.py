@@ -13,6 +13,7 @@ from tests.mini_broker import Tally
 from workers.environments import make_group
 from workers.group import NonFinite
 from workers.rows import RowBuilder
+from workers.vector import Stepped
 
 pytestmark = pytest.mark.unit
 MODES = [mode.value for mode in AutoresetMode]
@@ -154,9 +155,9 @@ def test_abandoned_episodes_begin_anew_and_the_index_goes_on():
     builder.reset(leaves)
     nobody = np.zeros(2, np.bool_)
     for _ in range(3):
-        builder.next_step(leaves, np.ones(2), nobody, nobody)
+        builder.next_step(Stepped(leaves, np.ones(2), nobody, nobody))
     records = builder.abandon(leaves).records
     assert records["flags"].tolist() == [FIRST, FIRST] and records["index"].tolist() == [3, 3]
     assert records["reward"].tolist() == records["episode_return"].tolist() == [0, 0]
-    ended = builder.next_step(leaves, np.ones(2), ~nobody, nobody).records
+    ended = builder.next_step(Stepped(leaves, np.ones(2), ~nobody, nobody)).records
     assert ended["episode_return"].tolist() == [1, 1] and (builder.taken, builder.masked) == (8, 2)
