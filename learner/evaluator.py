@@ -46,8 +46,8 @@ class Evaluator:
         """Takes a finished round and begins the next; whether the task is solved, with its weights kept."""
         evaluation, result = self.evaluation, self.evaluation.take()
         if result is not None:
-            n, version = len(result.returns), result.version
-            log.debug("evaluation: mean return %.2f of %d episodes of version %d", result.mean, n, version)
+            n, played = len(result.returns), result.version
+            log.debug("evaluation: mean return %.2f of %d episodes of version %d", result.mean, n, played)
         if result is not None and self._target is not None and result.mean >= self._target:
             named = named_variables(self._fixed)
             self.solved_weights = {NETWORK + name: np.array(variable.numpy()) for name, variable in named}

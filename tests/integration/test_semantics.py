@@ -18,6 +18,7 @@ from learner.collector import Collector
 from learner.devices import choose_devices
 from learner.episodes import Episodes
 from learner.inputs import unroll_inputs, unroll_state
+from learner.paths import is_replay
 from learner.requests import join, open_request
 from learner.roster import Roster
 from learner.slots import SlotTable, Verdict
@@ -59,9 +60,9 @@ class Pipeline:
         self.group = make_group(self.config.environment, environments)
         self.agent: Agent = build_agent(self.config, self.group.spaces, choose_devices(["auto"], ["auto"]))
         self.policy = self.agent.policy(2 * environments, Stream(3, Role.ACTION))
-        self.ledger, self.collected = Ledger(), Collected()
+        self.ledger, self.collected = Ledger(is_replay(self.config)), Collected()
         self.episodes, self.evaluations = Episodes(1000), Episodes(1000)
-        self.assembler = Assembler(self.agent.layout, 2 * environments)
+        self.assembler = Assembler(self.agent.layout, 2 * environments, self.agent.method.rows_before)
         self.table = SlotTable(2 * environments)
         self.roster = Roster(
             spaces=self.agent.spaces,
