@@ -11,11 +11,13 @@ the same length, counts what was trained on and has the machine to itself. What 
 
     sample_factory             APPO by its recipe for the environment
     sample_factory_vectorized  APPO with vectorized environments: gymnasium's CartPole, EnvPool's Pong
+    sample_factory_large       the same with as many environments and as large batches as seedmq has; CartPole
     rllib_impala               RLlib's IMPALA by its recipe for the environment
     rllib_impala_vectorized    IMPALA with gymnasium's vectorized CartPole, ALE's vectorized Pong
     torchbeast                 MonoBeast of the checkout that the variable TORCHBEAST names; Pong
     limit                      1 / (1 / environment + 1 / policy + 1 / training), each alone on all CPUs with the run's
                                batch shapes; ``limits.pong.agent_steps_per_second`` of ``seedmq bench limits``; Pong
+    float32                    seedmq in float32, as the peers are: the preset takes bfloat16 where that is faster; Pong
 
 ``training.wait_share`` is the share of the window in which the training loop was not busy: it waited for a batch, for
 the store's answer or for a checkpoint. Of the Pong run with so many environments that there is always a batch
@@ -89,12 +91,19 @@ class Readings:
 @contextmanager
 def metrics() -> Iterator[list[Metric]]:
     yield [
-        Metric("end_to_end.cartpole.agent_steps_per_second", "steps/s", partial(_rate, CARTPOLE), _peers("cartpole")),
+        Metric(
+            "end_to_end.cartpole.agent_steps_per_second",
+            "steps/s",
+            partial(_rate, CARTPOLE),
+            _peers("cartpole")
+            | {"sample_factory_large": Peer("sample_factory", partial(_peer, "sample_factory", "cartpole_large"))},
+        ),
         Metric(
             "end_to_end.pong.agent_steps_per_second",
             "steps/s",
             partial(_rate, PONG),
-            _peers("pong") | {"torchbeast": Peer("torchbeast", _torchbeast, TORCHBEAST), "limit": _limit},
+            _peers("pong")
+            | {"torchbeast": Peer("torchbeast", _torchbeast, TORCHBEAST), "limit": _limit, "float32": _float32},
         ),
         Metric("training.wait_share", "of time", lambda seconds: run(PONG, seconds, *SUFFICIENT).wait_share),
     ]
@@ -102,6 +111,10 @@ def metrics() -> Iterator[list[Metric]]:
 
 def _rate(preset: str, seconds: float) -> float:
     return run(preset, seconds).rate
+
+
+def _float32(seconds: float) -> float:
+    return run(PONG, seconds, "network.precision=float32").rate
 
 
 def run(preset: str, seconds: float, *settings: str) -> Readings:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.unit
 
 CARTPOLE, PONG = "end_to_end.cartpole.agent_steps_per_second", "end_to_end.pong.agent_steps_per_second"
 PEERS = ["sample_factory", "sample_factory_vectorized", "rllib_impala", "rllib_impala_vectorized"]
+LARGE = "sample_factory_large"
 
 
 def summary(seconds: float, steps: int, updates: int = 1, wait_share: float = 0.0) -> dict[str, Any]:
@@ -63,8 +64,8 @@ def test_metrics_and_baselines_have_their_documented_names(monkeypatch: pytest.M
     with end_to_end.metrics() as metrics:
         baselines = {metric.name: sorted(metric.baselines) for metric in metrics}
     assert baselines == {
-        CARTPOLE: sorted(PEERS),
-        PONG: sorted([*PEERS, "torchbeast", "limit"]),
+        CARTPOLE: sorted([*PEERS, LARGE]),
+        PONG: sorted([*PEERS, "torchbeast", "limit", "float32"]),
         "training.wait_share": [],
     }
 
@@ -87,6 +88,14 @@ def test_presets_have_the_environments_and_networks_that_the_peers_are_given() -
     assert pong.network.hidden == [512]
 
 
+def test_the_large_peer_has_as_many_environments_and_as_large_batches_as_the_preset() -> None:
+    config = load(end_to_end.CARTPOLE).config
+    script = (harness.PEERS / "sample_factory" / "train.py").read_text()
+    environments = config.workers.count * config.workers.envs
+    transitions = config.training.batch_size * config.training.unroll_length
+    assert f'"env_agents": {environments} // CPUS, "batch_size": {transitions}' in script
+
+
 def test_torchbeast_is_left_out_or_refused_without_its_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,10 +105,10 @@ def test_torchbeast_is_left_out_or_refused_without_its_checkout(
     (tmp_path / "torchbeast" / ".installed").touch()
     with end_to_end.metrics() as metrics:
         assert harness.missing(metrics) == [
-            (", ".join(sorted(PEERS)), "make bench-peers"),
+            (", ".join(sorted([*PEERS, LARGE])), "make bench-peers"),
             ("torchbeast", "set TORCHBEAST to the path of a checkout"),
         ]
-        assert list(harness.select(metrics, PONG, None)[0].baselines) == ["limit"]
+        assert list(harness.select(metrics, PONG, None)[0].baselines) == ["limit", "float32"]
         with pytest.raises(ConfigError, match="torchbeast is not there: set TORCHBEAST"):
             harness.select(metrics, None, "torchbeast")
         monkeypatch.setenv(TORCHBEAST, str(tmp_path))

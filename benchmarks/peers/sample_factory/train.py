@@ -1,6 +1,6 @@
 """Sample Factory's APPO: trained agent steps per second.
 
-    python train.py {cartpole,pong}[_vectorized] [--seconds S] [--warm-up S] [--set KEY=VALUE ...]
+    python train.py NAME [--seconds S] [--warm-up S] [--set KEY=VALUE ...]
 
 Runs in an environment of its own (``requirements.txt``), imports nothing of seedmq and prints one JSON object last.
 ``SETTINGS`` are Sample Factory's own command-line parameters; what they leave out has its default. Steps are those of
@@ -8,6 +8,7 @@ the batches that the learner has trained on (its ``env_steps``, frame skip not c
 
     cartpole             the recipe in ``sf_examples/train_gym_env.py``, with seedmq's network
     cartpole_vectorized  gymnasium's vectorized CartPole through batched sampling
+    cartpole_large       the same with the environments and the batch of seedmq's ``cartpole_throughput``
     pong                 the recipe of ``sf_examples/atari``: gymnasium's Atari wrappers, one environment at a time
     pong_vectorized      the recipe of ``sf_examples/envpool/atari``: EnvPool through batched sampling
 
@@ -48,6 +49,14 @@ COMMON = {
 }
 MLP = {"encoder_mlp_layers": [64, 64], "nonlinearity": "tanh"}
 EPOCHS = {"num_epochs": 1, "num_batches_per_epoch": 1}
+VECTORIZED_CARTPOLE = MLP | {
+    "num_workers": CPUS,
+    "num_envs_per_worker": 1,
+    "worker_num_splits": 1,
+    "batched_sampling": True,
+    "rollout": 20,
+    "reward_scale": 0.1,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "cartpole": MLP
     | {
@@ -57,17 +66,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "batch_size": 512,
         "reward_scale": 0.1,
     },
-    "cartpole_vectorized": MLP
-    | {
-        "num_workers": CPUS,
-        "num_envs_per_worker": 1,
-        "worker_num_splits": 1,
-        "env_agents": 128,
-        "batched_sampling": True,
-        "rollout": 20,
-        "batch_size": 2560,
-        "reward_scale": 0.1,
-    },
+    "cartpole_vectorized": VECTORIZED_CARTPOLE | {"env_agents": 128, "batch_size": 2560},
+    "cartpole_large": VECTORIZED_CARTPOLE | {"env_agents": 1024 // CPUS, "batch_size": 10240},
     "pong": EPOCHS
     | {"num_workers": CPUS, "num_envs_per_worker": 8, "worker_num_splits": 2, "rollout": 20, "batch_size": 640},
     "pong_vectorized": EPOCHS
