@@ -83,7 +83,7 @@ class FifoFeed(ReadyFeed):
         batch_size: Unrolls per batch.
         depth: Prepared batches that may wait.
         staleness: Says which unrolls are dropped as too old; None: none is.
-        version: Reads the current policy version.
+        updates: Reads how many updates are applied.
         keep: Acknowledge only what a checkpoint covers, and ask for one when so many unrolls wait for it; None:
             acknowledge after each update.
         space: Set after each acknowledgement: there is room in the store.
@@ -101,7 +101,7 @@ class FifoFeed(ReadyFeed):
         batch_size: int,
         depth: int,
         staleness: Staleness | None,
-        version: Callable[[], int],
+        updates: Callable[[], int],
         keep: int | None,
         space: threading.Event,
         stop: StopToken,
@@ -116,11 +116,19 @@ class FifoFeed(ReadyFeed):
         self._batch_size = batch_size
         self.staleness = staleness
         self.damage = Damage(layout, time.monotonic)
-        self._version = version
+        self._updates = updates
+        self._made = 0  # batches that were handed over; prefetch thread
+        self._got: tuple[int, int] | None = None  # number of the last batch that was got, updates before it
         self._space = space
         super().__init__(depth, stop)
 
     done_is = STORE
+
+    def get(self, timeout_seconds: float) -> Batch | None:
+        batch = super().get(timeout_seconds)
+        if batch is not None:
+            self._got = (0 if self._got is None else self._got[0] + 1, self._updates())
+        return batch
 
     def done(self, batch: Batch, metrics: Metrics) -> None:
         with self._ledger.gate:
@@ -164,6 +172,7 @@ class FifoFeed(ReadyFeed):
                 items = self._take(store, records)
                 if len(items) == self._batch_size:
                     self.hand_over(self._prepare(items, records))
+                    self._made += 1
         finally:
             self.stage.enter(None)
             store.close()
@@ -207,14 +216,22 @@ class FifoFeed(ReadyFeed):
         return self._dropped(store, items, whole, DAMAGED)
 
     def _fresh(self, store: Fifo, items: list[Item], out: Records) -> list[Item]:
-        """Those that are not stale, their records to the front of ``out``; the others are dropped and counted."""
+        """Those that are not stale when they are consumed, their records to the front of ``out``; drops the others."""
         if self.staleness is None or not items:
             return items
         records = out[: len(items)]
-        fresh = ~self.staleness.judge(self._layout.view(records), self._version(), time.monotonic())
+        fresh = ~self.staleness.judge(self._layout.view(records), self._updates_before_next(), time.monotonic())
         kept = self._dropped(store, items, fresh, "stale")
         out[: len(kept)] = records[fresh]
         return kept
+
+    def _updates_before_next(self) -> int:
+        """Updates that are applied when the batch that is being made is consumed.
+
+        That is known already: batches are consumed in the order in which they are made, by one update each.
+        """
+        number, updates = self._got or (0, self._updates())
+        return updates + self._made - number
 
     def _dropped(self, store: Fifo, items: list[Item], keep: npt.NDArray[np.bool_], reason: str) -> list[Item]:
         """Drops and counts those that are not to be kept; the others."""

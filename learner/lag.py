@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.feed import Versions
+from learner.lineage import Lineage
 
 EXACT = 32
 """Lags up to this have a bucket each; above, a bucket ends at each power of two."""
@@ -19,14 +20,18 @@ Counts = npt.NDArray[np.int64]
 
 
 class Lag:
-    """Lag of all valid rows trained so far: version at the start of the consuming update minus the one that acted.
+    """Lag of all valid rows trained so far: updates before the consuming one minus those before the policy that acted.
 
     Attributes:
         rows: Valid rows by bucket, int64 ``[len(LIMITS) + 1]``.
         max: The largest lag.
+
+    Args:
+        lineage: From versions to updates.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lineage: Lineage | None = None) -> None:
+        self._lineage = lineage or Lineage()
         self.rows: Counts = np.zeros(len(LIMITS) + 1, np.int64)
         self.max = 0
         self._sum = 0
@@ -35,7 +40,7 @@ class Lag:
         """Books a batch that is trained at ``version``. One row from a later policy than that counts as lag 0."""
         if not len(versions.values):
             return
-        lags = np.maximum(version - versions.values, 0)
+        lags = np.maximum(self._lineage.updates(version) - self._lineage.updates(versions.values), 0)
         np.add.at(self.rows, np.searchsorted(LIMITS, lags), versions.rows)
         self._sum += int(lags @ versions.rows)
         self.max = max(self.max, int(lags[0]))

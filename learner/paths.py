@@ -20,6 +20,7 @@ from learner.epochs import Epochs
 from learner.feed import Feed
 from learner.fifo import OLDEST, FifoFeed, FifoSink
 from learner.limiter import Limiter
+from learner.lineage import Lineage
 from learner.recovery import Recovered, StoreView, by_place, recover
 from learner.replay import ReplayFeed, ReplaySink, Sampling
 from learner.replay_index import INDEX_BYTES, ReplayIndex
@@ -73,6 +74,8 @@ class Context(NamedTuple):
     """What both paths are made of.
 
     Attributes:
+        version: Reads the current policy version.
+        lineage: From versions to updates.
         draws: Of the replay.
         stop: Ends the training thread's patience with a store that is away.
         threads_stop: Ends the other threads; they outlive the decision to stop.
@@ -84,6 +87,7 @@ class Context(NamedTuple):
     trainer: Trainer
     ledger: Ledger
     version: Callable[[], int]
+    lineage: Lineage
     draws: np.random.Generator
     stop: StopToken
     threads_stop: StopToken
@@ -133,8 +137,9 @@ def _encoder(context: Context) -> Callable[[Any], bytes]:
     return lambda record: codec.encode(record, layout, encoding)
 
 
-def _staleness(max_lag: int | None) -> Staleness | None:
-    return None if max_lag is None else Staleness(max_lag, time.monotonic())
+def _staleness(context: Context) -> Staleness | None:
+    max_lag = context.config.training.max_lag
+    return None if max_lag is None else Staleness(max_lag, context.lineage, time.monotonic())
 
 
 def _damaged(damage: Damage) -> dict[str, Any]:
@@ -143,7 +148,7 @@ def _damaged(damage: Damage) -> dict[str, Any]:
 
 def _fifo(context: Context) -> Path:
     config, agent, ledger = context.config, context.agent, context.ledger
-    staleness = _staleness(config.training.max_lag)
+    staleness = _staleness(context)
 
     def connect() -> Fifo:
         return context.stores.fifo(LEARNER_ID, context.threads_stop)
@@ -166,7 +171,7 @@ def _fifo(context: Context) -> Path:
         batch_size=config.training.batch_size,
         depth=config.training.prefetch_batches,
         staleness=staleness,
-        version=context.version,
+        updates=lambda: context.lineage.updates(context.version()),
         keep=max(1, config.store.capacity // 2) if config.store.ack == "checkpoint" else None,
         space=space,
         stop=context.threads_stop,

@@ -15,6 +15,7 @@ from pathlib import Path as FilePath
 from learner.checkpoint import Arrays, save
 from learner.episodes import Episodes
 from learner.inference import InferenceLoop
+from learner.lineage import Lineage
 from learner.paths import Path
 from learner.recovery import Cut, checkpoint_meta
 from learner.reporting import Before
@@ -40,6 +41,7 @@ class Saver:
         directory: Where they stand.
         keep: How many of them.
         before: What earlier processes of the run have behind them.
+        lineage: From versions to updates.
         stop: Of the learner; ``threads_stop`` of the threads that outlive the decision to stop.
     """
 
@@ -53,6 +55,7 @@ class Saver:
     episodes: Episodes
     spaces: Spaces
     before: Before
+    lineage: Lineage
     stop: StopToken
     threads_stop: StopToken
 
@@ -78,6 +81,7 @@ class Saver:
             cut,
             view,
             version=training.version,
+            branches=self.lineage.branches,
             updates=before.updates + training.updates,
             seconds=before.seconds_with(started, updated),
             elapsed_seconds=before.elapsed_with(started),

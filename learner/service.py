@@ -28,6 +28,7 @@ from learner.evaluator import Evaluator
 from learner.incarnation import Incarnation
 from learner.inference import InferenceLoop, Serving
 from learner.lease import owned
+from learner.lineage import Lineage
 from learner.live import LiveSettings
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
 from learner.policies import PolicyBySlot, WarmUp
@@ -117,6 +118,7 @@ class Learner:
         self.spaces: Spaces | None = None
         self.spaces_known = threading.Event()
         self.version = 0
+        self.lineage = Lineage()
         self.training: TrainingLoop | None = None
         self.parts: Parts | None = None  # once it trains
         self.before = Before()
@@ -165,24 +167,22 @@ class Learner:
 
     def _train(self, agent: Agent, stores: Stores, checkpoint: Checkpoint | None, inference: OwnedThread) -> None:
         config = self.config
-        incarnation = Incarnation(self.directory.checkpoints / "streams.json", config.run.seed)
+        self.incarnation = Incarnation(self.directory.checkpoints / "streams.json", config.run.seed)
         trainer = agent.trainer()
         # assembler -> writer -> store -> feed -> training loop
-        draws, stops = incarnation.stream(Role.REPLAY).generator(), (self.stop, self.threads_stop)
-        path = open_path(Context(config, stores, agent, trainer, self.ledger, self._version, draws, *stops))
+        policy = (self._version, self.lineage, self.incarnation.stream(Role.REPLAY).generator())
+        path = open_path(Context(config, stores, agent, trainer, self.ledger, *policy, self.stop, self.threads_stop))
         try:
             recovered, before = self._restore(checkpoint, trainer, path)
             self.before = before
             live = LiveSettings(config, self.directory.live, path.live)
             live.look()
 
-            versions = Versions(self.directory.checkpoints / "versions.json")
-            self.version = versions.begin(self.version)
-            incarnation.begin()
+            versions = self._begin()
             # broker -> inference -> policy -> assembler
-            evaluator = Evaluator(config, agent, self.inference, incarnation.stream(Role.EVALUATION))
+            evaluator = Evaluator(config, agent, self.inference, self.incarnation.stream(Role.EVALUATION))
             self.evaluation = evaluator.evaluation
-            serving = self._serving(agent, path.writer, recovered, incarnation, checkpoint is not None)
+            serving = self._serving(agent, path.writer, recovered, checkpoint is not None)
             saver = self._saver(trainer, path, agent.spaces, before)
 
             def save_all() -> None:
@@ -196,6 +196,7 @@ class Learner:
                 limits=Limits(config.run.max_steps, config.run.max_seconds, config.run.solved_return),
                 frame_skip=config.environment.frame_skip,
                 version=self.version,
+                lineage=self.lineage,
                 versions=versions,
                 writes=self.writes,
                 evaluate=lambda: evaluator.look(self.roster, self._version()),
@@ -216,6 +217,14 @@ class Learner:
             self._end(save_all, versions, parts, before)
         finally:
             path.close()
+
+    def _begin(self) -> Versions:
+        """Before anything is published or drawn: above all versions, and apart from all streams, that ever were."""
+        versions = Versions(self.directory.checkpoints / "versions.json")
+        restored, self.version = self.version, versions.begin(self.version)
+        self.lineage.branch(restored, self.version)
+        self.incarnation.begin()
+        return versions
 
     def _end(self, save_all: Callable[[], None], versions: Versions, parts: Parts, before: Before) -> None:
         """The last checkpoint and report; what keeps the checkpoint from being written ends the learner."""
@@ -259,13 +268,12 @@ class Learner:
             episodes=self.episodes,
             spaces=spaces,
             before=before,
+            lineage=self.lineage,
             stop=self.stop,
             threads_stop=self.threads_stop,
         )
 
-    def _serving(
-        self, agent: Agent, writer: UnrollWriter, recovered: Recovered, incarnation: Incarnation, restored: bool
-    ) -> Serving:
+    def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
         assembler = Assembler(agent.layout, config.slots, agent.method.rows_before)
         table = SlotTable(config.slots)
@@ -279,7 +287,7 @@ class Learner:
             ledger=self.ledger,
             known=recovered.known,
             settled=recovered.settled,
-            seeds=incarnation.environments,
+            seeds=self.incarnation.environments,
             evaluates_now=self.warm_up.ready,
             silent_seconds=SILENT_HEARTBEATS * config.broker.heartbeat_seconds,
         )
@@ -292,7 +300,7 @@ class Learner:
             gap_reason="learner_restart" if restored else "seam",
             evaluation=self.evaluation,
         )
-        training = agent.policy(config.slots, incarnation.stream(Role.ACTION))
+        training = agent.policy(config.slots, self.incarnation.stream(Role.ACTION))
         policy = PolicyBySlot(training, self.evaluation.policy, table.evaluates)
         policy.warm_up()
         if config.evaluation.workers:  # else when the first evaluation worker joins, while the others go on
@@ -332,6 +340,8 @@ class Learner:
             return Recovered({}, {}), Before()
         trainer.load(checkpoint.arrays)
         self.version = int(checkpoint.meta["version"])
+        for last, version in checkpoint.meta.get("branches", ()):
+            self.lineage.branch(int(last), int(version))
         self.episodes.count = int(checkpoint.meta["episodes"])
         recovered = path.restore(checkpoint)
         log.info("resumed from %s: %d updates", checkpoint.path, checkpoint.meta["updates"])

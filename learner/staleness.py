@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from learner.lineage import Lineage
 from pipeline.rows import worker_of
 
 log = logging.getLogger(__name__)
@@ -32,29 +33,30 @@ class Staleness:
 
     Args:
         max_lag: Updates; an unroll whose oldest valid row acted longer ago is stale.
+        lineage: From versions to updates.
         now: A monotonic time in seconds.
     """
 
-    def __init__(self, max_lag: int, now: float) -> None:
-        self._max_lag = max_lag
+    def __init__(self, max_lag: int, lineage: Lineage, now: float) -> None:
+        self._max_lag, self._lineage = max_lag, lineage
         self._lock = threading.Lock()
         self._dropped: dict[int, int] = defaultdict(int)  # worker -> valid transitions
         self._window: dict[int, list[int]] = defaultdict(lambda: [0, 0])  # worker -> unrolls that came, and were kept
         self._window_ends = now + WINDOW_SECONDS
         self._skew = 1.0
 
-    def judge(self, unrolls: Mapping[str, Array], version: int, now: float) -> npt.NDArray[np.bool_]:
+    def judge(self, unrolls: Mapping[str, Array], updates: int, now: float) -> npt.NDArray[np.bool_]:
         """Which are stale, bool ``[n]``. One without a valid row is not: there is nothing old in it.
 
         Args:
             unrolls: Fields as ``UnrollLayout.view``: ``environment`` ``[n]``, ``version`` ``[n, T + 1]``, ``valid``
                 ``[n, T]``.
-            version: The policy's now.
+            updates: Those before the one that is to consume them.
             now: Seconds.
         """
         valid = unrolls["valid"].astype(bool)
-        oldest = np.where(valid, unrolls["version"][:, :-1], version).min(axis=1)
-        stale: npt.NDArray[np.bool_] = version - oldest > self._max_lag
+        oldest = np.where(valid, unrolls["version"][:, :-1], np.iinfo(np.int64).max).min(axis=1)
+        stale: npt.NDArray[np.bool_] = updates - self._lineage.updates(oldest) > self._max_lag
         with self._lock:
             for environment, gone, number in zip(unrolls["environment"], stale, valid.sum(axis=1), strict=True):
                 worker = worker_of(int(environment))

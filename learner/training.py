@@ -13,6 +13,7 @@ from typing import NamedTuple
 from learner.episodes import Episodes
 from learner.feed import Batch, Feed
 from learner.lag import Lag
+from learner.lineage import Lineage
 from learner.recovery import Versions
 from learner.trainer import Metrics, Trainer
 from learner.writes import Writes
@@ -44,6 +45,7 @@ class TrainingLoop:
         limits: When to stop.
         frame_skip: Environment frames per agent step.
         version: Updates applied before, and reserved: a resumed run goes on above the largest version ever published.
+        lineage: From versions to updates.
         versions: Reserves versions before they are published.
         writes: Goes on where that cannot be written.
         evaluate: Called between updates: whether an evaluation has solved the task.
@@ -62,6 +64,7 @@ class TrainingLoop:
         limits: Limits,
         frame_skip: int,
         version: int,
+        lineage: Lineage,
         versions: Versions,
         writes: Writes,
         evaluate: Callable[[], bool],
@@ -84,7 +87,7 @@ class TrainingLoop:
         self.version = version
         self.updates = 0  # of this process
         self.updates_saved = 0  # of them: in a checkpoint
-        self.lag = Lag()
+        self.lag = Lag(lineage)
         self.last_update: float | None = None  # monotonic seconds
         self.stage = Stage("training")
         self.step_seconds = Buckets(LATENCIES)

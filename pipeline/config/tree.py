@@ -276,7 +276,7 @@ class TrainingSection(Section):
     prefetch_batches: int = Field(2, ge=1)
     """Batches decoded ahead of the training loop."""
     max_lag: int | None = Field(None, ge=0)
-    """Drop unrolls whose oldest row acted more than so many updates ago; off by default."""
+    """Drop unrolls whose oldest row acted more than so many updates before the one that consumes it; off by default."""
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     """The optimizer."""
 

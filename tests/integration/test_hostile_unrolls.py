@@ -14,6 +14,7 @@ import pytest
 
 from learner.assembler import Unroll
 from learner.fifo import FifoFeed, FifoSink
+from learner.lineage import Lineage
 from learner.paths import LEARNER_ID, Context, open_path
 from learner.replay import ReplayFeed, ReplaySink
 from pipeline.ledger import Ledger
@@ -57,6 +58,7 @@ class Reader:
                 self.trainer,
                 self.ledger,
                 lambda: 1,
+                Lineage(),
                 np.random.default_rng(5),
                 self.stop,
                 self.stop,

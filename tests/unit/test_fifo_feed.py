@@ -65,7 +65,7 @@ class LosingFifo(MemoryFifo):
 
 
 def feed_of(ledger: Ledger, stop: StopToken, **more: Any) -> FifoFeed:
-    settings: dict[str, Any] = dict.fromkeys(("make_store", "training_store", "trainer", "version", "keep")) | more
+    settings: dict[str, Any] = dict.fromkeys(("make_store", "training_store", "trainer", "updates", "keep")) | more
     return FifoFeed(
         **settings,
         layout=LAYOUT,

@@ -41,7 +41,6 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(
-    seed=1,
     heartbeat_seconds=1.0,
     lease_seconds=10.0,
     max_workers=8,

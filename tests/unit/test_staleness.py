@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learner.lineage import Lineage
 from learner.staleness import WINDOW_SECONDS, Staleness
 from pipeline.rows import environment_id
 
@@ -24,7 +25,7 @@ def unrolls(*rows: tuple[int, list[int], list[int]]) -> dict[str, Any]:
 
 
 def test_the_oldest_valid_row_decides() -> None:
-    staleness = Staleness(5, 0.0)
+    staleness = Staleness(5, Lineage(), 0.0)
     judged = staleness.judge(
         unrolls(
             (0, [5, 6, 7, 8], [1, 1, 1]),  # exactly five updates ago
@@ -52,7 +53,7 @@ def play(staleness: Staleness, slow: int, now: float) -> None:
     ("slow", "skew", "warned"), [(0, 1.0, False), (10, 2.0, False), (15, 4.0, True), (20, 20.0, True)]
 )
 def test_uneven_drops_are_said(slow: int, skew: float, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
-    staleness = Staleness(5, 0.0)
+    staleness = Staleness(5, Lineage(), 0.0)
     with caplog.at_level(logging.WARNING, "learner.staleness"):
         play(staleness, slow, 1.0)
         assert staleness.status()["skew"] == 1.0, "a window is compared at its end"
@@ -62,7 +63,7 @@ def test_uneven_drops_are_said(slow: int, skew: float, warned: bool, caplog: pyt
 
 
 def test_a_window_forgets_the_one_before_but_drops_add_up() -> None:
-    staleness = Staleness(5, 0.0)
+    staleness = Staleness(5, Lineage(), 0.0)
     for window in range(2):
         play(staleness, 15 if window == 0 else 0, window * WINDOW_SECONDS + 1.0)
         staleness.judge(unrolls((9, [100, 100], [1])), 100, (window + 1) * WINDOW_SECONDS)
@@ -70,7 +71,7 @@ def test_a_window_forgets_the_one_before_but_drops_add_up() -> None:
 
 
 def test_a_worker_of_few_unrolls_is_not_compared() -> None:
-    staleness = Staleness(5, 0.0)
+    staleness = Staleness(5, Lineage(), 0.0)
     play(staleness, 0, 1.0)
     for _ in range(9):
         staleness.judge(unrolls((8, [0, 100], [1])), 100, 2.0)
