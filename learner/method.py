@@ -11,7 +11,7 @@ from learner.algorithms.vtrace import Vtrace
 from learner.distributions import Distribution, distribution_for, epsilon_greedy_for
 from learner.exploration import SAMPLE, Exploration, epsilons
 from learner.inputs import RewardTransform
-from learner.networks.heads import ActorCriticHead, MakeHead, dueling
+from learner.networks.heads import MakeHead, actor_critic, dueling
 from learner.networks.network import Network
 from pipeline.config.tree import Config
 from pipeline.spaces import Leaf
@@ -52,7 +52,8 @@ def method_of(config: Config, action: Leaf) -> Method:
 def _vtrace(config: Config, action: Leaf) -> Method:
     distribution = distribution_for(action)
     algorithm = Vtrace(config.vtrace, distribution)
-    return Method(distribution, ActorCriticHead, algorithm.rewards, SAMPLE, 0, lambda _: algorithm)
+    head = actor_critic(config.vtrace.head_initializer)
+    return Method(distribution, head, algorithm.rewards, SAMPLE, 0, lambda _: algorithm)
 
 
 def _r2d2(config: Config, action: Leaf) -> Method:

@@ -30,15 +30,25 @@ MakeHead = Callable[[np.random.Generator, Sizes], Head]
 
 
 class ActorCriticHead(tf.Module):
-    """Two dense layers: policy, orthogonal with gain 0.01, and value, with gain 1; biases 0."""
+    """Two dense layers, policy and value; biases 0.
 
-    def __init__(self, rng: np.random.Generator, sizes: Sizes) -> None:
+    Kernels are orthogonal with gain 0.01 (the first policy is nearly uniform) and with gain 1, or ``glorot``: both
+    Glorot uniform, as SEED's networks have them.
+    """
+
+    def __init__(self, rng: np.random.Generator, sizes: Sizes, glorot: bool = False) -> None:
         super().__init__()
-        self.policy = Dense(rng, sizes.features, sizes.parameters, orthogonal(0.01))
-        self.value = Dense(rng, sizes.value_features, 1, orthogonal(1.0))
+        policy, value = (glorot_uniform, glorot_uniform) if glorot else (orthogonal(0.01), orthogonal(1.0))
+        self.policy = Dense(rng, sizes.features, sizes.parameters, policy)
+        self.value = Dense(rng, sizes.value_features, 1, value)
 
     def __call__(self, features: tf.Tensor, value_features: tf.Tensor) -> Outputs:
         return Outputs(self.policy(features), self.value(value_features)[:, 0])
+
+
+def actor_critic(initializer: str) -> MakeHead:
+    """An actor-critic head with ``vtrace.head_initializer``."""
+    return lambda rng, sizes: ActorCriticHead(rng, sizes, initializer == "glorot_uniform")
 
 
 class DuelingHead(tf.Module):

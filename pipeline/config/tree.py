@@ -261,6 +261,8 @@ class VtraceSection(Section):
     """Rewards are clipped to +- this in the loss."""
     loss_reduction: Literal["mean", "sum"] = "mean"
     """`mean` (SEED) or `sum` (IMPALA, TorchBeast) over valid rows."""
+    head_initializer: Literal["orthogonal", "glorot_uniform"] = "orthogonal"
+    """First weights of the policy and the value layer: `orthogonal`, with gain 0.01 and 1, or Keras' default (SEED)."""
 
     model_config = ConfigDict(populate_by_name=True)
 

@@ -79,3 +79,17 @@ def test_each_row_acts_with_its_own_epsilon():
     greedy, random = np.stack(seen)[:, :32], np.stack(seen)[:, 32:]
     assert (greedy == acted.behaviour[0].argmax()).all()
     assert 0.4 < random.mean() < 0.6
+
+
+@pytest.mark.parametrize("initializer", ["orthogonal", "glorot_uniform"])
+def test_the_heads_of_vtrace_begin_as_they_are_told(initializer):
+    agent = agent_of("cartpole_vtrace", "network.hidden=[64]", f"vtrace.head_initializer={initializer}")
+    arrays = agent.trainer().snapshot()
+    for head, gain, outputs in (("policy", 0.01, ACTION.n), ("value", 1.0, 1)):
+        kernel = arrays[f"network/head/{head}/kernel"]
+        assert kernel.shape == (64, outputs)
+        if initializer == "orthogonal":
+            np.testing.assert_allclose(kernel.T @ kernel, gain**2 * np.eye(outputs), atol=1e-6)
+        else:
+            bound = np.sqrt(6 / (64 + outputs))
+            assert 0.8 * bound < np.abs(kernel).max() <= bound
