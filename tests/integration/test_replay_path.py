@@ -110,6 +110,7 @@ class Road:
     def train(self, batch: Batch) -> None:
         """One update; then the items' priorities are those that it found."""
         metrics = self.trainer.update(batch.prepared, 0)
+        assert metrics.fetch()["valid"] == batch.valid, "what is booked is what was learnt"
         self.path.feed.done(batch, metrics)
         found = metrics.fetch_unrolls()[PRIORITY].astype(np.float64)
         self.table |= dict(zip(batch.handles.tolist(), found.tolist(), strict=True))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.serving import Nothing
 from learner.assembler import Assembler
-from learner.exploration import SAMPLE
+from learner.exploration import SAMPLE, Exploration
 from learner.inference import InferenceLoop, Serving
 from learner.policy import PolicyRows
 from learner.roster import Roster
@@ -17,7 +17,7 @@ from learner.slots import SlotTable
 from pipeline.ledger import Ledger
 from pipeline.protocol import Cause, Hello
 from pipeline.requests import Event, Joined, Reply, Standing, StepRequest
-from pipeline.rows import ROW
+from pipeline.rows import FIRST, KNOWN_FLAGS, ROW
 from pipeline.spaces import Leaf, Spaces
 from pipeline.stages import Stage
 from pipeline.stopping import StopToken
@@ -82,6 +82,7 @@ class Stand:
     """The loop with three workers, of one group of ``ROWS`` environments each."""
 
     def __init__(self, in_flight: int = 2) -> None:
+        self.version = 0
         self.source, self.table, assembler = Script(), SlotTable(8), Assembler(LAYOUT, 8)
         nothing: Any = type("Writer", (), {"full": False})()
         roster = Roster(
@@ -90,7 +91,7 @@ class Stand:
         )  # fmt: skip
         self.loop = InferenceLoop(
             lambda: self.source,  # type: ignore[arg-type,return-value]
-            batch=8, version=lambda: 0, status=dict, on_spaces=lambda _: None, stop=StopToken(),
+            batch=8, version=lambda: self.version, status=dict, on_spaces=lambda _: None, stop=StopToken(),
         )  # fmt: skip
         collector: Any = Nothing()
         self.loop.serve_with(Serving(Slots(), roster, collector, nothing, SPACES.observation, SAMPLE, False, in_flight))
@@ -126,7 +127,7 @@ def test_each_request_of_a_batch_gets_its_own_actions_and_a_repeat_the_same() ->
     assert stand.loop.counters["batches"] == 1
 
 
-@pytest.mark.parametrize("spoilt", [{"flags": 16}, {"cut": 4}], ids=["rows", "lengths"])
+@pytest.mark.parametrize("spoilt", [{"flags": KNOWN_FLAGS + 1}, {"cut": 4}], ids=["rows", "lengths"])
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_one_spoilt_request_is_refused_and_the_others_of_its_batch_are_answered(
     wrong: int, spoilt: dict[str, int]
@@ -142,7 +143,7 @@ def test_one_spoilt_request_is_refused_and_the_others_of_its_batch_are_answered(
 
 def test_a_batch_of_nothing_but_a_spoilt_request_is_none() -> None:
     stand = Stand()
-    assert stand.turn([request(1, 0, flags=16)]) == [] and stand.loop.counters["batches"] == 0
+    assert stand.turn([request(1, 0, flags=KNOWN_FLAGS + 1)]) == [] and stand.loop.counters["batches"] == 0
     assert [run for run, _, _ in stand.source.rejected] == [2]
 
 
@@ -155,3 +156,55 @@ def test_actions_go_out_before_the_next_batch_where_one_is_in_flight(in_flight: 
         stand.loop._turn(stand.source)  # type: ignore[arg-type]
         found.append(len(stand.source.replies))
     assert found == answered
+
+
+class Witness(Slots):
+    """Notes what it is asked with; ``meanwhile`` happens before it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Any, ...]] = []
+        self.meanwhile: Any = lambda: None
+
+    def submit(self, slots: Any, first: Any, reward: Any, observation: Any, exploration: Any) -> Slots:
+        self.asked.append((slots.tolist(), first.tolist(), reward.tolist(), exploration.tolist()))
+        pending = super().submit(slots, first, reward, observation, exploration)
+        self.meanwhile()
+        return pending
+
+
+class Versions:
+    """Stands where the collector does: notes the version that each batch is booked with."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def collect(self, batch: Any, acted: PolicyRows, version: int) -> None:
+        self.found.append(version)
+
+
+def test_the_policy_is_asked_with_each_rows_reward_first_flag_and_exploration() -> None:
+    """Else what acts has other inputs than what learns, or explores otherwise than its slot is to."""
+    stand, policy = Stand(), Witness()
+    exploration = Exploration(np.array([0.5, 0.25, 0.125], np.float32), evaluation=0.0)
+    serving: Any = stand.loop._serving
+    stand.loop.serve_with(serving._replace(policy=policy, exploration=exploration))
+    rows = np.zeros(ROWS, ROW)
+    rows["environment"], rows["flags"], rows["reward"] = np.arange(ROWS), (FIRST, 0), (3.0, -2.0)
+    rows["index"] = 1
+    begun, asked = request(1, 0), request(1, 1)
+    assert len(stand.turn([begun])) == 1
+    assert len(stand.turn([asked._replace(buffers=[rows.tobytes(), asked.buffers[1]])])) == 1
+    assert policy.asked[1:] == [([2, 3], [True, False], [3.0, -2.0], [0.125, 0.5])]
+
+
+def test_rows_are_booked_with_the_version_that_acted() -> None:
+    """Not with one that an update has made by the time the actions are sent."""
+    stand, policy, collector = Stand(in_flight=1), Witness(), Versions()
+    serving: Any = stand.loop._serving
+    stand.loop.serve_with(serving._replace(policy=policy, collector=collector))
+    policy.meanwhile = lambda: setattr(stand, "version", stand.version + 10)
+    stand.version = 7
+    stand.turn([request(0, 0)])
+    stand.turn([request(1, 0)])
+    assert collector.found == [7, 17]
