@@ -224,8 +224,8 @@ def serving(
             assembler=assembler,
             writer=writer,
             ledger=ledger,
-            episodes=Episodes(1),
-            evaluations=Episodes(1),
+            episodes=Episodes(1, config.slots),
+            evaluations=Episodes(1, config.slots),
             gap_reason="seam",
         )
     loop = InferenceLoop(

@@ -14,7 +14,7 @@ from learner.policy import PolicyRows
 from learner.requests import Finals, StepBatch
 from learner.writer import UnrollWriter
 from pipeline.ledger import Ledger
-from pipeline.rows import TERMINATED, TRUNCATED, row_number
+from pipeline.rows import row_number
 
 Array = npt.NDArray[Any]
 
@@ -85,9 +85,9 @@ class Collector:
     def _record(self, slots: Array, rows: Array, evaluation: Array | bool) -> None:
         """The episodes that end with one of ``rows``, and what ``evaluation`` is told of its workers' rows."""
         training = _training(evaluation)
-        _add_episodes(self._episodes, rows[training])
+        self._episodes.observe(slots[training], rows[training])
         if not isinstance(evaluation, bool):
-            _add_episodes(self._evaluations, rows[evaluation])
+            self._evaluations.observe(slots[evaluation], rows[evaluation])
             if self._evaluation is not None:
                 self._evaluation.observe(slots[evaluation], rows[evaluation])
 
@@ -106,9 +106,3 @@ class Collector:
 def _training(evaluation: Array | bool) -> Array | slice:
     """Which rows are not of an eval worker."""
     return slice(None) if isinstance(evaluation, bool) else np.flatnonzero(~evaluation)
-
-
-def _add_episodes(episodes: Episodes, rows: Array) -> None:
-    final = (rows["flags"] & (TERMINATED | TRUNCATED)) != 0
-    if final.any():
-        episodes.add(rows["episode_return"][final], rows["episode_length"][final])

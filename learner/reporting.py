@@ -277,9 +277,11 @@ def _none_is_connected(fault: str) -> str:
 def _words(summary: dict[str, Any]) -> str:
     """How far it is, in a line."""
     rate, returns = summary["rates"].get("agent_steps_per_second", 0.0), summary["episode_return_mean"]
-    bottleneck = summary["bottleneck"]
+    bottleneck, missing = summary["bottleneck"], summary["episode_environments_waited_for"]
+    environments = summary["episode_environments"]
+    turns = f" ({environments - missing} of {environments} environments have ended an episode)" if missing else ""
     return (
         f"{summary['seconds']:.0f} s: {summary['agent_steps']:,} steps, {rate:,.0f} steps/s, {summary['updates']:,} "
-        f"updates, return {'-' if returns is None else format(returns, '.2f')}, "
+        f"updates, return {'-' if returns is None else format(returns, '.2f')}{turns}, "
         f"lag {summary['policy_lag_mean']:.2f}, bottleneck {bottleneck['component'] if bottleneck else '-'}"
     )

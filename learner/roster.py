@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from learner.assembler import Assembler, Unroll
+from learner.episodes import Episodes
 from learner.faults import WorkerFaults
 from learner.slots import Group, Member, SlotTable
 from pipeline.errors import SpaceError, UnwrittenError
@@ -85,6 +86,8 @@ class Roster:
         seeds: The seed of the first of so many new environments.
         evaluates_now: Whether evaluation environments can be acted for yet; asked when their workers join.
         silent_seconds: A worker whose last report is older does not step: it is stopped, hangs, or is cut off.
+        episodes: Is told which training environments are there.
+        evaluations: The same of evaluation environments.
         clock: Monotonic seconds.
     """
 
@@ -102,6 +105,8 @@ class Roster:
         seeds: Callable[[Lane, int], int],
         evaluates_now: Callable[[], bool] = lambda: True,
         silent_seconds: float = 3.0,
+        episodes: Episodes | None = None,
+        evaluations: Episodes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spaces = spaces
@@ -114,6 +119,7 @@ class Roster:
         self._evaluates_now = evaluates_now
         self._silent_seconds = silent_seconds
         self._clock = clock
+        self._episodes = {False: episodes, True: evaluations}
         self._faults = WorkerFaults()
         # Of runs that are not here (not back yet, or ended).
         self._known: OrderedDict[int, dict[int, int]] = OrderedDict()
@@ -160,6 +166,8 @@ class Roster:
             indices = self._known.get(event.run, {})
             known = [indices.get(offset_of(int(environment)), 0) for environment in group.environments]
             self._assembler.open(group.slots, group.environments, event.run, np.array(known))
+        if (episodes := self._episodes[self._evaluates(member)]) is not None:
+            episodes.join(member.slots())
         log.info("worker %d (%s) joined with %d environments", event.worker, hello.worker_id, sum(hello.groups))
         return None
 
@@ -179,6 +187,8 @@ class Roster:
         if event.report is not None:
             self._faults.hear(member.worker_id, event.report)
         unrolls = self._assembler.flush(member.slots())
+        if (episodes := self._episodes[self._evaluates(member)]) is not None:
+            episodes.leave(member.slots())
         if self._evaluates(member):  # in no book: it had nothing to deliver
             return unrolls
         report = event.report or member.report

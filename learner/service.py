@@ -123,8 +123,9 @@ class Learner:
         self.parts: Parts | None = None  # once it trains
         self.before = Before()
         self.depth: StoreDepth | None = None
-        self.episodes = Episodes(config.run.solved_episodes)
-        self.evaluations = Episodes(config.run.solved_episodes)
+        self.episodes = Episodes(config.run.solved_episodes, config.slots)
+        self.evaluations = Episodes(config.run.solved_episodes, config.slots)
+        self.evaluations.trained = True  # of fixed weights, whichever they are
         self.writes = Writes(self.directory.path, time.monotonic)
         self.reporter = Reporter(
             self.directory,
@@ -199,7 +200,7 @@ class Learner:
                 lineage=self.lineage,
                 versions=versions,
                 writes=self.writes,
-                evaluate=lambda: evaluator.look(self.roster, self._version()),
+                evaluate=lambda: evaluator.look(self.roster, self._version(), self.episodes.trained),
                 checkpoint=lambda: self.writes.attempt("checkpoint", save_all),
                 checkpoint_seconds=config.checkpoint.interval_seconds,
                 stop=self.stop,
@@ -289,6 +290,8 @@ class Learner:
             settled=recovered.settled,
             seeds=self.incarnation.environments,
             evaluates_now=self.warm_up.ready,
+            episodes=self.episodes,
+            evaluations=self.evaluations,
             silent_seconds=SILENT_HEARTBEATS * config.broker.heartbeat_seconds,
         )
         collector = Collector(
@@ -324,6 +327,8 @@ class Learner:
     def _dismiss(self, inference: OwnedThread) -> None:
         """Sends the workers home; one that hangs is not waited for so long that checkpoint and summary suffer."""
         seconds = DISMISSAL_SHARE * self._left()
+        self.episodes.stay()
+        self.evaluations.stay()
         self.inference.dismiss(self.stop.reason or "error", time.monotonic() + seconds)
         inference.join(seconds + JOIN_SECONDS)
 
@@ -343,6 +348,7 @@ class Learner:
         for last, version in checkpoint.meta.get("branches", ()):
             self.lineage.branch(int(last), int(version))
         self.episodes.count = int(checkpoint.meta["episodes"])
+        self.episodes.trained = int(checkpoint.meta["updates"]) > 0
         recovered = path.restore(checkpoint)
         log.info("resumed from %s: %d updates", checkpoint.path, checkpoint.meta["updates"])
         elapsed = self.time_limit.resume(checkpoint.meta, self.directory.read_summary())

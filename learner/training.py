@@ -128,6 +128,7 @@ class TrainingLoop:
         self._feed.done(batch, self.metrics)
         self.stage.enter(BUSY)
         self.updates += 1
+        self._episodes.trained = True
         self.last_update = time.monotonic()
         self.step_seconds.add(self.last_update - begun)
 

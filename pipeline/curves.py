@@ -32,7 +32,9 @@ class Curve(NamedTuple):
 
 
 CURVES = {
-    "episodes/return_mean": Curve("training", "return", "Mean raw return of the last episodes that workers finished."),
+    "episodes/return_mean": Curve(
+        "training", "return", "Mean raw return of the last episodes, environments weighed equally."
+    ),
     "evaluation/return_mean": Curve("evaluation", "return", "Mean raw return of the last round of evaluation."),
     "episodes/length_mean": Curve("episode length", "agent steps", "Mean length of the last finished episodes."),
     "episodes/count": Curve("episodes", "episodes", "Episodes that workers have finished."),

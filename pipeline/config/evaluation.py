@@ -20,4 +20,7 @@ class EvaluationSection(Section):
     """How evaluation environments act: `greedy` takes the best action (R2D2: but for `r2d2.eval_epsilon`), `sample`
     explores as training does."""
     solved_return: float | None = None
-    """Stop at the first round whose mean return reaches this, and save the weights that played it."""
+    """Stop where the mean return of a round reaches this, and that of a second round of the same weights too; save the
+    weights that played them."""
+    max_steps: int = Field(100_000, gt=0)
+    """Steps of one episode; a longer one voids its round, which is said. `seedmq eval` has its own `--max-steps`."""

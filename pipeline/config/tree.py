@@ -31,9 +31,11 @@ class RunSection(Section):
     """Stop after this many seconds, over crashes and resumes: from the first environment step of each learner process
     to its end, and while there is none, from the moment it waits for one. Over before the first update: exit 3."""
     solved_return: float | None = None
-    """Stop when the mean return of the last `solved_episodes` training episodes reaches this."""
+    """Stop when the mean return of the last `solved_episodes` training episodes reaches this: environments weighed
+    equally, once each has had its turn, and never before an update."""
     solved_episodes: int = Field(100, gt=0)
-    """How many finished episodes the mean of `solved_return` and `episode_return_mean` is over."""
+    """How many finished episodes the mean of `solved_return` and `episode_return_mean` is over; at least the last one
+    of each environment."""
     log_interval_seconds: Seconds = Field(1.0, gt=0)
     """How often `summary.json` and TensorBoard are written, and the progress in a terminal (elsewhere every 5 s)."""
     drain_timeout_seconds: Seconds = Field(8.0, gt=0)

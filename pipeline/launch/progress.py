@@ -89,7 +89,7 @@ def ending(summary: Summary | None, seconds: float) -> str:
     reason = {"signal": "stopped", "error": "failed"}.get(str(summary.get("stop_reason")), summary.get("stop_reason"))
     mean = _number(summary, "episode_return_mean")
     parts = [
-        "no episode finished" if mean is None else f"mean return {mean:.2f} over the last episodes",
+        _no_mean(summary) if mean is None else f"mean return {mean:.2f} over the last episodes",
         f"{_count(summary, 'agent_steps')} steps",
         f"{_rate(summary, 'agent_steps_per_second')} steps/s",
         f"{_count(summary, 'updates')} updates",
@@ -106,6 +106,24 @@ def ledger_error(summary: Summary) -> str:
     ledger = summary.get("ledger")
     error = ledger.get("error") if isinstance(ledger, Mapping) else None
     return "-" if error is None else str(error)
+
+
+def _no_mean(summary: Summary) -> str:
+    """Why the run has no mean return."""
+    if not _number(summary, "episodes"):
+        return "no episode finished"
+    if turns := _turns(summary):
+        return f"no mean return yet{turns}"
+    return "no mean return before an update"
+
+
+def _turns(summary: Summary) -> str:
+    """How many environments have ended an episode, while a mean return has to wait for others."""
+    missing = int(_number(summary, "episode_environments_waited_for") or 0)
+    if not missing or not _number(summary, "episodes"):
+        return ""
+    environments = int(_number(summary, "episode_environments") or 0)
+    return f" ({environments - missing:,} of {environments:,} environments have ended an episode)"
 
 
 def fault_words(summary: Summary, characters: int) -> str:
@@ -143,7 +161,7 @@ def _figures(summary: Summary, limits: RunSection) -> list[tuple[str, str]]:
         ("time", f"{_number(summary, 'seconds') or 0.0:.0f} s"),
         ("steps", _count(summary, "agent_steps")),
         ("steps/s", _rate(summary, "agent_steps_per_second")),
-        ("return", _decimal(summary, "episode_return_mean")),
+        ("return", _decimal(summary, "episode_return_mean") + _turns(summary)),
         ("episodes", _count(summary, "episodes")),
         ("updates", _count(summary, "updates")),
         ("lag", _decimal(summary, "policy_lag_mean")),

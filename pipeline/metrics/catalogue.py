@@ -21,7 +21,7 @@ PROCESS = "with `broker.placement: process`"
 REPLAY = "with a replay"
 FIFO = "with the FIFO"
 KNOWN = "where the store says it"
-EPISODES = "once an episode has ended"
+EPISODES = "once each environment has ended an episode, and after the first update"
 STORE_LOOKED_AT = "once the store was looked at, and while it answers"
 
 
@@ -150,7 +150,8 @@ OF_LEARNER = (
     Metric("seedmq_policy_lag_updates", "histogram", LEARNER, "Updates between the policy that acted and the one that "
            "learns, by trained transition."),
     Metric("seedmq_episodes_total", "counter", LEARNER, "Finished episodes.", {"mode": ("train", "eval")}),
-    Metric("seedmq_episode_return_mean", "gauge", LEARNER, "Mean return of the last `run.solved_episodes` episodes.",
+    Metric("seedmq_episode_return_mean", "gauge", LEARNER, "Mean return of the last `run.solved_episodes` episodes, "
+           "environments weighed equally.",
            {"mode": ("train", "eval")}, when=EPISODES),
     Metric("seedmq_loss", "gauge", LEARNER, "Loss of the last update that was reported.", when="once there was one"),
     Metric("seedmq_broker_connected", "gauge", LEARNER, "1 where the learner's broker answers, else 0."),

@@ -61,7 +61,8 @@ class Pipeline:
         self.agent: Agent = build_agent(self.config, self.group.spaces, choose_devices(["auto"], ["auto"]))
         self.policy = self.agent.policy(2 * environments, Stream(3, Role.ACTION))
         self.ledger, self.collected = Ledger(is_replay(self.config)), Collected()
-        self.episodes, self.evaluations = Episodes(1000), Episodes(1000)
+        self.episodes, self.evaluations = Episodes(1000, 2 * environments), Episodes(1000, 2 * environments)
+        self.episodes.trained = self.evaluations.trained = True
         self.assembler = Assembler(self.agent.layout, 2 * environments, self.agent.method.rows_before)
         self.table = SlotTable(2 * environments)
         self.roster = Roster(
@@ -74,6 +75,8 @@ class Pipeline:
             known={},
             settled={},
             seeds=lambda _lane, _count: 1,
+            episodes=self.episodes,
+            evaluations=self.evaluations,
         )
         self.collector = Collector(
             assembler=self.assembler,
@@ -140,13 +143,13 @@ def test_episodes_of_seven_give_each_transition_once(mode: str, vector: bool) ->
     pipeline.join()
     for _ in range(200):
         pipeline.step()
+    returns = pipeline.episodes.snapshot()
     pipeline.leave()
     seen = transitions(pipeline)
     ledger = pipeline.ledger.snapshot()
     assert len(seen) == len(set(seen)) == ledger["accepted"] == ledger["taken"]
     assert ledger["error"] == 0 and len({environment for environment, _, _ in seen}) == 4
-    assert pipeline.episodes.snapshot()["episode_return_mean"] == sum(range(1, 8))
-    assert pipeline.episodes.snapshot()["episode_length_mean"] == 7
+    assert (returns["episode_return_mean"], returns["episode_length_mean"]) == (sum(range(1, 8)), 7)
 
 
 def test_nested_observations_stay_together() -> None:
@@ -244,6 +247,7 @@ def test_evaluation_environments_feed_nothing_and_are_in_no_book() -> None:
     frontier, episodes = pipeline.roster.frontier({}), pipeline.episodes.count
     assert (books["taken"], books["accepted"], episodes) == (3 * 35, 3 * 35, 3 * 5)
     last_word = Report(taken=3 * 40, dropped={"non_finite": 2}).to_wire()
+    pipeline.evaluations.stay()
     play(8, "eval", {}, 3 * 40)
     play(9, "eval", {"8": last_word}, None)
     assert pipeline.ledger.snapshot() == books

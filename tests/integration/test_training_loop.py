@@ -76,7 +76,7 @@ class Learner:
             trainer=self.trainer,
             feed=self.path.feed,
             ledger=ledger,
-            episodes=Episodes(10),
+            episodes=Episodes(10, 64),
             limits=Limits(max_steps, PATIENCE, None),
             frame_skip=FRAME_SKIP,
             version=self.versions.begin(0),

@@ -127,7 +127,9 @@ def test_a_round_is_played_by_the_weights_that_it_began_with(stand: Stand) -> No
     stand.play(TARGET - 1)
     np.testing.assert_allclose(stand.evaluated_logits(), first, atol=1e-5)
     assert not stand.evaluator.look(stand.roster, 13), "what it played does not solve the task; the next round begins"
-    assert stand.evaluator.evaluation.status() == {"rounds": 1, "last_return_mean": TARGET - 1, "last_version": 10}
+    assert stand.evaluator.evaluation.status() == {
+        "rounds": 1, "voided_rounds": 0, "last_return_mean": TARGET - 1, "last_version": 10,
+    }  # fmt: skip
     np.testing.assert_allclose(stand.evaluated_logits(), second, atol=1e-5)
 
 
@@ -146,7 +148,37 @@ def test_the_weights_that_solved_the_task_are_kept(stand: Stand) -> None:
     stand.train(seed=2)
     assert stand.evaluator.solved_weights == {}
     stand.play(TARGET)
-    assert stand.evaluator.look(stand.roster, 20)
+    assert not stand.evaluator.look(stand.roster, 20), "the same weights play another round"
+    stand.play(TARGET)
+    assert stand.evaluator.look(stand.roster, 30)
     assert stand.evaluator.solved_weights.keys() == weights.keys()
     for name, array in weights.items():
         np.testing.assert_array_equal(stand.evaluator.solved_weights[name], array, err_msg=name)
+
+
+def test_a_round_that_a_second_one_does_not_confirm_solves_nothing(stand: Stand) -> None:
+    stand.train(seed=1)
+    first = stand.trained_logits()
+    assert not stand.evaluator.look(stand.roster, 10)
+    stand.train(seed=2)
+    stand.play(TARGET)
+    assert not stand.evaluator.look(stand.roster, 11)
+    np.testing.assert_allclose(stand.evaluated_logits(), first, atol=1e-5)
+    stand.play(TARGET - 0.5)
+    assert not stand.evaluator.look(stand.roster, 12) and stand.evaluator.solved_weights == {}
+    np.testing.assert_allclose(stand.evaluated_logits(), stand.trained_logits(), atol=1e-5)
+    stand.play(TARGET)
+    assert not stand.evaluator.look(stand.roster, 13), "it begins anew"
+    stand.play(TARGET)
+    assert stand.evaluator.look(stand.roster, 14)
+
+
+def test_weights_that_were_never_trained_solve_nothing(stand: Stand) -> None:
+    for version in (10, 11, 12):
+        assert not stand.evaluator.look(stand.roster, version, trained=False)
+        stand.play(TARGET)
+    assert not stand.evaluator.look(stand.roster, 13, trained=True), "the round was begun before the first update"
+    for version in (14, 15):
+        stand.play(TARGET)
+        solved = stand.evaluator.look(stand.roster, version)
+    assert solved

@@ -54,6 +54,12 @@ def test_figures_that_are_not_there_yet():
     early = {"agent_steps": 0, "seconds": 0.0, "episode_return_mean": None, "loss": None}
     assert "return -" in line(early, RunSection())
     assert "no episode finished" in ending(early, 1.0)
+    early |= {"episodes": 9, "episode_environments": 8, "episode_environments_waited_for": 5}
+    assert "return - (3 of 8 environments have ended an episode), episodes 9" in line(early, RunSection())
+    assert "no mean return yet (3 of 8 environments have ended an episode)" in ending(early, 1.0)
+    early |= {"episode_environments_waited_for": 0}
+    assert "return -, episodes 9" in line(early, RunSection())
+    assert "no mean return before an update" in ending(early, 1.0)
     assert ledger_error(early) == "-"
 
 

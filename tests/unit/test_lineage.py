@@ -111,8 +111,8 @@ class Learner:
             assembler=assembler,
             writer=self,  # type: ignore[arg-type]
             ledger=self.ledger,
-            episodes=Episodes(9),
-            evaluations=Episodes(9),
+            episodes=Episodes(9, 16),
+            evaluations=Episodes(9, 16),
             gap_reason="learner_restart",
         )
         self.checkpoint = self.save()
