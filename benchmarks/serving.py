@@ -24,7 +24,6 @@ import numpy as np
 from learner.assembler import Assembler, Unroll
 from learner.collector import Collector
 from learner.episodes import Episodes
-from learner.exploration import SAMPLE
 from learner.inference import InferenceLoop, Serving
 from learner.paths import LEARNER_ID
 from learner.policies import Acting, PolicyBySlot
@@ -238,7 +237,7 @@ def serving(
     )
     by_slot = PolicyBySlot(policy, policy, table.evaluates)
     recurrent = bool(layout.state_shapes)
-    loop.serve_with(Serving(by_slot, roster, collector, writer, spaces.observation, SAMPLE, recurrent, in_flight))
+    loop.serve_with(Serving(by_slot, roster, collector, writer, spaces.observation, recurrent, in_flight))
     threads = [OwnedThread("inference", loop.run, stop), OwnedThread("writer", writer.run, stop)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""How much each environment explores. Pure functions of its slot."""
+"""How much each environment explores. Pure functions of its place among those that train, or that evaluate."""
 
 from __future__ import annotations
 
@@ -22,23 +22,32 @@ def epsilons(base: float, alpha: float, count: int) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Exploration:
-    """The ``exploration`` of ``learner.distributions`` by slot.
+    """The ``exploration`` of ``learner.distributions`` by environment.
 
     Attributes:
-        training: float32 ``[K]``; slot s of a training environment has entry ``s mod K``, so that adding or losing
-            workers leaves the others as they are.
-        evaluation: Of every evaluation environment; None: as if it trained.
+        training: float32 ``[K]``, the ladder; a training environment has the entry of its place, modulo K, so that
+            adding or losing workers leaves the others as they are.
+        evaluation: Of every evaluation environment; None: as the training environments explore together.
     """
 
     training: npt.NDArray[np.float32]
     evaluation: float | None = 0.0
 
-    def of(self, slots: Array, evaluation: Array | bool) -> npt.NDArray[np.float32]:
-        """float32 ``[n]`` of int ``slots`` ``[n]``; ``evaluation`` is a bool for all or bool ``[n]``."""
-        training = self.training[slots % len(self.training)]  # take(mode="wrap") counts down one length at a time
-        if self.evaluation is None or evaluation is False:
-            return training
-        return np.where(evaluation, np.float32(self.evaluation), training)
+    def of_training(self, places: Array) -> npt.NDArray[np.float32]:
+        """float32 ``[n]`` of the training environments at these places, int ``[n]``."""
+        return self.training[places % len(self.training)]
+
+    def of_evaluation(self, count: int) -> npt.NDArray[np.float32]:
+        """float32 ``[count]`` of all evaluation environments there are.
+
+        Those that explore as training does stand in the middles of ``count`` equal parts of the ladder, so that few
+        of them are a fair sample of it; a place between two entries has a value between theirs.
+        """
+        if self.evaluation is not None:
+            return np.full(count, self.evaluation, np.float32)
+        ladder = np.arange(len(self.training))
+        places = (np.arange(count) + 0.5) * len(ladder) / max(count, 1) - 0.5
+        return np.interp(places, ladder, self.training).astype(np.float32)
 
     def in_mode(self, mode: Literal["greedy", "sample"]) -> Exploration:
         """With evaluation environments that act in this mode of ``evaluation.mode``."""

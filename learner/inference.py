@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from learner.collector import Collector
-from learner.exploration import Exploration
 from learner.policies import Acting, PendingRows
 from learner.requests import Opened, StepBatch, join, open_request
 from learner.roster import Environments, Refusal, Roster
@@ -52,7 +51,6 @@ class Serving(NamedTuple):
     collector: Collector
     writer: UnrollWriter
     leaves: tuple[Leaf, ...]
-    exploration: Exploration
     recurrent: bool  # a run whose slots are new has lost its state: it begins new episodes
     in_flight: int  # batches
 
@@ -258,7 +256,7 @@ class InferenceLoop:
         if self.first_step is None:
             self.first_step = time.monotonic()
         version = self._version()
-        exploration = serving.exploration.of(batch.slots, batch.evaluation)
+        exploration = serving.roster.table.explores[batch.slots]
         pending = serving.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, exploration)
         self.counters["batches"] += 1
         self.counters["rows"] += len(batch.slots)

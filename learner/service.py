@@ -277,7 +277,7 @@ class Learner:
     def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
         config = self.config
         assembler = Assembler(agent.layout, config.slots, agent.method.rows_before)
-        table = SlotTable(config.slots)
+        table = SlotTable(config.slots, agent.exploration.in_mode(config.evaluation.mode))
         self.warm_up = WarmUp(self.evaluation.policy, self.stop)
         self.roster = Roster(
             spaces=agent.spaces,
@@ -309,10 +309,9 @@ class Learner:
         if config.evaluation.workers:  # else when the first evaluation worker joins, while the others go on
             self.warm_up.now()
         recurrent = bool(agent.layout.state_shapes)
-        exploration = agent.exploration.in_mode(config.evaluation.mode)
         in_flight = config.learner.inference_in_flight or agent.devices.in_flight
         leaves = agent.spaces.observation
-        return Serving(policy, self.roster, collector, writer, leaves, exploration, recurrent, in_flight)
+        return Serving(policy, self.roster, collector, writer, leaves, recurrent, in_flight)
 
     def _drain(self, path: Path, threads: list[OwnedThread], inference: OwnedThread) -> None:
         self._dismiss(inference)

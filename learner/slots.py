@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from learner.exploration import SAMPLE, Exploration
 from pipeline.protocol import Report
 from pipeline.rows import environment_id
 
@@ -77,14 +78,23 @@ class Member:
 class SlotTable:
     """Slots of all admitted runs. Owned by the inference thread.
 
+    Attributes:
+        evaluates: bool ``[slots]``.
+        explores: float32 ``[slots]``, the ``exploration`` of ``learner.distributions``.
+
     Args:
         slots: How many there are.
+        exploration: How much the environments explore. Those that train count among themselves, lowest free place
+            first, whatever slots evaluation has between theirs.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, exploration: Exploration = SAMPLE) -> None:
         self.capacity = slots
-        self.evaluates = np.zeros(slots, np.bool_)  # by slot
-        self._free = list(range(slots))
+        self.evaluates = np.zeros(slots, np.bool_)
+        self.explores = np.zeros(slots, np.float32)
+        self._exploration = exploration
+        self._places = np.zeros(slots, np.int32)  # of slots that train: theirs among those
+        self._free, self._free_places = list(range(slots)), list(range(slots))
         self._members: dict[tuple[int, int], Member] = {}
 
     def __iter__(self) -> Iterator[Member]:
@@ -116,17 +126,34 @@ class SlotTable:
             groups.append(Group(slots, ids, run, evaluation))
             offset += size
         member = Member(worker, worker_id, run, groups)
-        self.evaluates[member.slots()] = evaluation
         self._members[worker, run] = member
+        given = member.slots()
+        self.evaluates[given] = evaluation
+        if evaluation:
+            self._explore_evaluating()
+        else:
+            self._places[given] = [heapq.heappop(self._free_places) for _ in given]
+            self.explores[given] = self._exploration.of_training(self._places[given])
         return member
 
     def release(self, worker: int, run: int) -> Member | None:
         """Takes a run's slots back."""
         member = self._members.pop((worker, run), None)
-        if member is not None:
-            for slot in member.slots():
-                heapq.heappush(self._free, int(slot))
+        if member is None:
+            return None
+        evaluated = False
+        for slot in member.slots().tolist():
+            heapq.heappush(self._free, slot)
+            evaluated = bool(self.evaluates[slot])
+            if not evaluated:
+                heapq.heappush(self._free_places, int(self._places[slot]))
+        if evaluated:
+            self._explore_evaluating()
         return member
+
+    def _explore_evaluating(self) -> None:
+        slots = self.evaluating()
+        self.explores[slots] = self._exploration.of_evaluation(len(slots))
 
     def judge(self, worker: int, run: int, group: int, sequence: int) -> tuple[Verdict, Group | None]:
         """What to do with a request; ``SERVE`` marks the group as being served."""

@@ -25,7 +25,7 @@ class R2d2Section(Section):
     dueling_hidden: int = Field(512, ge=0)
     """Units of the hidden layer of value and of advantage each; 0 means none."""
     epsilon_base: float = Field(0.4, ge=0, le=1)
-    """Environment i of K explores with epsilon `epsilon_base` ** (1 + `epsilon_alpha` i / (K - 1))."""
+    """Environment i of K that train explores with epsilon `epsilon_base` ** (1 + `epsilon_alpha` i / (K - 1))."""
     epsilon_alpha: float = Field(7.0, ge=0)
     """See `epsilon_base`."""
     epsilon_count: int | None = Field(None, ge=1)

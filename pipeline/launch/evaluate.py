@@ -98,7 +98,7 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
         if difference is not None:
             raise SpaceError(f"the environment is not the one that was trained on: {difference}")
         rows = group.reset(environment_seeds(environment_seed(seed, Lane.COMMAND, 0), environments))
-        explored = agent.exploration.of(np.arange(environments), mode == "greedy")
+        explored = agent.exploration.in_mode("greedy" if mode == "greedy" else "sample").of_evaluation(environments)
         returns = _play(group, agent.policy, rows, Schedule(episodes, environments), explored)
     finally:
         group.close()

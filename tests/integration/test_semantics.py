@@ -64,7 +64,7 @@ class Pipeline:
         self.episodes, self.evaluations = Episodes(1000, 2 * environments), Episodes(1000, 2 * environments)
         self.episodes.trained = self.evaluations.trained = True
         self.assembler = Assembler(self.agent.layout, 2 * environments, self.agent.method.rows_before)
-        self.table = SlotTable(2 * environments)
+        self.table = SlotTable(2 * environments, self.agent.exploration)
         self.roster = Roster(
             spaces=self.agent.spaces,
             config_hash="",
@@ -103,7 +103,7 @@ class Pipeline:
         verdict, group = self.table.judge(0, self.run, 0, self.sequence)
         assert verdict is Verdict.SERVE and group is not None
         batch = join([open_request(request, group, self.agent.spaces.observation)])
-        explored = self.agent.exploration.of(batch.slots, batch.evaluation)
+        explored = self.table.explores[batch.slots]
         acted = self.policy.submit(batch.slots, batch.first, batch.rows["reward"], batch.observation, explored)
         result = acted.result()
         self.table.answered(group, b"")

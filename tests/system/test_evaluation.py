@@ -1,10 +1,13 @@
 """Evaluation environments beside training: reported apart, in no book of training, and able to end the run."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.runs import PATIENT, settings
+from learner.exploration import epsilons
+from tests.runs import PATIENT, settings, summary
 
 pytestmark = pytest.mark.system
 
@@ -43,3 +46,26 @@ def test_vtrace_is_stopped_by_its_evaluation_environments(commands, mode):
     rows = figures["inference"]["rows"] - ledger["accepted"] - ledger["masked"] - TRAINING
     finished = evaluation["episodes"] + evaluation["episode_steps"]
     assert -TRAINING <= rows - finished <= EVALUATING * 501, (rows, finished)
+
+
+def test_r2d2_explores_in_evaluation_as_in_training_whichever_worker_comes_first(commands):
+    """Weights that do not move, and a return that the epsilon alone decides: three means are of one ladder."""
+    values = settings(
+        "environment.id=tests.repeat_env:Repeat-v0", "environment.kwargs={length: 20}", "network.lstm=0",
+        "training.optimizer.learning_rate=1e-30", "workers.count=2", "workers.envs=8", "run.max_steps=30000",
+        "run.max_seconds=600", "run.solved_episodes=100000", "evaluation.workers=1", "evaluation.envs=8",
+        "evaluation.solved_return=null", "evaluation.mode=sample", "replay.samples_per_insert=0.5", PATIENT,
+    )  # fmt: skip
+    variables = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    result = commands.run("run", "cartpole_r2d2", *values, "--run-dir", "run", timeout=240, **variables)
+    assert result.returncode == 0, result.stdout
+    other = 0.5 * epsilons(0.4, 7.0, 16)  # how likely is the other action than the one that is always greedy
+    expected = 1 + 19 * float(np.mean((1 - other) ** 2 + other**2))
+    figures = summary(commands.cwd / "run")
+    assert figures["episode_return_mean"] == pytest.approx(expected, abs=0.1)
+    assert figures["evaluation"]["episodes"] > 100
+    assert figures["evaluation"]["episode_return_mean"] == pytest.approx(expected, abs=0.2)
+    played = commands.run("eval", "run", "--episodes", "800", "--mode", "sample", "--json", **variables)
+    assert played.returncode == 0, played.stdout
+    found = json.loads(played.stdout.splitlines()[-1])
+    assert found["episode_return_mean"] == pytest.approx(expected, abs=0.2)

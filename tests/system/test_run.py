@@ -56,6 +56,7 @@ def kill_learner_and_drain(commands, until, process, directory, more_updates):
     process.send_signal(signal.SIGTERM)
     code, output = ended(process)
     assert code == 143, output
+    assert summary(directory)["policy_lag_max"] < 100, "the version's jump is no lag"
 
 
 def test_ends_at_max_steps_and_can_be_evaluated(commands):

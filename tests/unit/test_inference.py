@@ -81,9 +81,9 @@ class Slots:
 class Stand:
     """The loop with three workers, of one group of ``ROWS`` environments each."""
 
-    def __init__(self, in_flight: int = 2) -> None:
+    def __init__(self, in_flight: int = 2, exploration: Exploration = SAMPLE) -> None:
         self.version = 0
-        self.source, self.table, assembler = Script(), SlotTable(8), Assembler(LAYOUT, 8)
+        self.source, self.table, assembler = Script(), SlotTable(8, exploration), Assembler(LAYOUT, 8)
         nothing: Any = type("Writer", (), {"full": False})()
         roster = Roster(
             spaces=SPACES, config_hash="", largest_group=8, table=self.table, assembler=assembler, ledger=Ledger(),
@@ -94,7 +94,7 @@ class Stand:
             batch=8, version=lambda: self.version, status=dict, on_spaces=lambda _: None, stop=StopToken(),
         )  # fmt: skip
         collector: Any = Nothing()
-        self.loop.serve_with(Serving(Slots(), roster, collector, nothing, SPACES.observation, SAMPLE, False, in_flight))
+        self.loop.serve_with(Serving(Slots(), roster, collector, nothing, SPACES.observation, False, in_flight))
         hellos = [Hello(f"w{i}", i + 1, "train", SPACES.to_wire(), [ROWS], "", -1, {}, {}) for i in range(3)]
         self.turn([], [Joined(i, i + 1, hello) for i, hello in enumerate(hellos)])
 
@@ -185,10 +185,9 @@ class Versions:
 
 def test_the_policy_is_asked_with_each_rows_reward_first_flag_and_exploration() -> None:
     """Else what acts has other inputs than what learns, or explores otherwise than its slot is to."""
-    stand, policy = Stand(), Witness()
-    exploration = Exploration(np.array([0.5, 0.25, 0.125], np.float32), evaluation=0.0)
+    stand, policy = Stand(exploration=Exploration(np.array([0.5, 0.25, 0.125], np.float32))), Witness()
     serving: Any = stand.loop._serving
-    stand.loop.serve_with(serving._replace(policy=policy, exploration=exploration))
+    stand.loop.serve_with(serving._replace(policy=policy))
     rows = np.zeros(ROWS, ROW)
     rows["environment"], rows["flags"], rows["reward"] = np.arange(ROWS), (FIRST, 0), (3.0, -2.0)
     rows["index"] = 1

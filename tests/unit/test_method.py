@@ -58,7 +58,8 @@ def test_vtrace_stays_what_it_was():
     agent = agent_of("cartpole_vtrace")
     assert agent.layout.unroll_length == agent.config.training.unroll_length
     assert isinstance(agent.distribution, Categorical) and isinstance(agent.trainer()._algorithm, Vtrace)
-    assert agent.exploration.of(np.arange(2), np.array([True, False])).tolist() == [0.0, 1.0]
+    assert agent.exploration.of_training(np.arange(2)).tolist() == [1.0, 1.0]
+    assert agent.exploration.of_evaluation(2).tolist() == [0.0, 0.0]
 
 
 def test_r2d2_refuses_continuous_actions():

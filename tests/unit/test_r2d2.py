@@ -95,25 +95,32 @@ def test_epsilons_are_those_of_ape_x():
     assert epsilons(0.4, 7.0, 3).dtype == np.float32
 
 
-def test_an_environment_explores_by_its_slot_whatever_the_others_are():
+def test_a_training_environment_explores_by_its_place():
     exploration = Exploration(epsilons(0.4, 7.0, 4), evaluation=0.01)
-    slots = np.array([5, 0, 3, 4], np.int32)
-    found = exploration.of(slots, np.array([False, False, True, False]))
+    found = exploration.of_training(np.array([5, 0, 3, 4], np.int32))
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(
-        found, exploration.training[[1, 0, 0, 0]] * [1, 1, 0, 1] + np.float32([0, 0, 0.01, 0])
-    )
-    np.testing.assert_array_equal(exploration.of(slots, True), np.full(4, 0.01, np.float32))
+    np.testing.assert_array_equal(found, exploration.training[[1, 0, 3, 0]])
+    np.testing.assert_array_equal(exploration.of_evaluation(3), np.full(3, 0.01, np.float32))
 
 
 def test_a_stochastic_policy_samples_in_training_and_takes_the_mode_in_evaluation():
-    assert SAMPLE.of(np.arange(3), np.array([False, True, False])).tolist() == [1.0, 0.0, 1.0]
-
-
-def test_evaluation_environments_may_act_as_if_they_trained():
-    slots, evaluation = np.array([5, 0, 3], np.int32), np.array([False, True, True])
+    assert SAMPLE.of_training(np.arange(3)).tolist() == [1.0, 1.0, 1.0]
+    assert SAMPLE.of_evaluation(2).tolist() == [0.0, 0.0]
     assert SAMPLE.in_mode("greedy") is SAMPLE
-    assert SAMPLE.in_mode("sample").of(slots, evaluation).tolist() == [1.0, 1.0, 1.0]
-    sampled = Exploration(epsilons(0.4, 7.0, 4), evaluation=0.01).in_mode("sample")
-    np.testing.assert_array_equal(sampled.of(slots, evaluation), sampled.training[[1, 0, 3]])
-    np.testing.assert_array_equal(sampled.of(slots, True), sampled.of(slots, False))
+    assert SAMPLE.in_mode("sample").of_evaluation(3).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("ladder", [1, 8, 32, 640])
+def test_those_that_evaluate_as_training_did_are_a_fair_sample_of_its_ladder(ladder):
+    sampled = Exploration(epsilons(0.4, 7.0, ladder), evaluation=0.01).in_mode("sample")
+    training = sampled.training
+    np.testing.assert_array_equal(sampled.of_evaluation(ladder), training)
+    assert len(sampled.of_evaluation(0)) == 0
+    for count in (1, 4, 8, 20, 31, 33, 100):
+        found = sampled.of_evaluation(count)
+        assert found.dtype == np.float32 and (np.diff(found) <= 0).all()
+        assert training[-1] <= found[-1] and found[0] <= training[0]
+        quantiles = np.quantile(training, 1 - (np.arange(count) + 0.5) / count, method="hazen")
+        np.testing.assert_allclose(found, quantiles, rtol=1e-5)
+        if count >= 8:
+            assert found.mean() == pytest.approx(training.mean(), rel=0.1)
