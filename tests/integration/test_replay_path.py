@@ -16,6 +16,7 @@ from learner.algorithms.r2d2 import IMPORTANCE_WEIGHT, PRIORITY
 from learner.assembler import Unroll
 from learner.checkpoint import Checkpoint
 from learner.feed import Batch
+from learner.lineage import Lineage
 from learner.paths import Context, open_path
 from learner.priorities import initial_priorities
 from learner.recovery import Cut, checkpoint_meta
@@ -61,7 +62,7 @@ class Road:
     def __init__(self, pipeline: Pipeline, stores: Stores) -> None:
         self.pipeline, self.stop, self.ledger = pipeline, StopToken(), Ledger(replay=True)
         self.trainer = pipeline.agent.trainer()
-        rest = (lambda: 1, np.random.default_rng(0), self.stop, self.stop)
+        rest = (lambda: 1, Lineage(), np.random.default_rng(0), self.stop, self.stop)
         context = Context(pipeline.config, stores, pipeline.agent, self.trainer, self.ledger, *rest)
         self.path, self.store = open_path(context), stores.replay("test", self.stop)
         path = self.path

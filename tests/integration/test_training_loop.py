@@ -10,15 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.checkpoint import Checkpoint
+from learner.agent import NETWORK, load_policy
+from learner.checkpoint import load_latest
 from learner.episodes import Episodes
-from learner.paths import Context, is_replay, open_path
-from learner.recovery import Cut, Versions, checkpoint_meta
+from learner.inference import InferenceLoop
+from learner.lineage import Lineage
+from learner.networks.network import named_variables
+from learner.paths import LEARNER_ID, Context, is_replay, open_path
+from learner.policy import Policy
+from learner.recovery import Versions
+from learner.reporting import Before
+from learner.saving import Saver
 from learner.training import Limits, TrainingLoop
 from learner.writes import Writes
 from pipeline.ledger import Ledger
+from pipeline.sources import EmbeddedSource
 from pipeline.stopping import OwnedThread, StopToken
 from pipeline.store.backends import Stores
+from pipeline.streams import Role, Stream
 from tests.integration.peers import PATIENCE
 from tests.integration.test_semantics import Pipeline
 
@@ -47,31 +56,41 @@ SECTIONS: dict[str, dict[str, Any]] = {
 class Acted:
     """Environments that have taken ``rows`` steps each; their unrolls, and the store that learners share."""
 
-    def __init__(self, algorithm: str, rows: int) -> None:
-        long = {"kwargs": {"length": 10 * rows}}
-        self.pipeline = Pipeline(ENVIRONMENTS, store={"backend": "memory"}, environment=long, **SECTIONS[algorithm])
+    def __init__(self, algorithm: str, rows: int, directory: Path) -> None:
+        sections: dict[str, Any] = {
+            "environment": {"kwargs": {"length": 10 * rows}},
+            "store": {"backend": "memory"},
+            "broker": {"bind": f"ipc://{directory}/b"},
+        }
+        self.pipeline = Pipeline(ENVIRONMENTS, **sections, **SECTIONS[algorithm])
         self.pipeline.join()
         for _ in range(rows):
             self.pipeline.step()
         self.stores = Stores(self.pipeline.config.store, self.pipeline.config.replay)
+        self.directory = directory
 
 
 class Learner:
-    """A learner process's training, without inference; ``after`` is called after each update."""
+    """A learner process's training; nobody asks its inference. ``after`` is called after each update."""
 
-    def __init__(self, acted: Acted, directory: Path, ledger: Ledger, max_steps: int | None) -> None:
+    def __init__(self, acted: Acted, ledger: Ledger, max_steps: int | None) -> None:
         pipeline, self.stop, self.threads_stop = acted.pipeline, StopToken(), StopToken()
-        self.pipeline, self.ledger, self.trainer = pipeline, ledger, pipeline.agent.trainer()
+        self.pipeline, self.ledger, self.trainer, lineage = pipeline, ledger, pipeline.agent.trainer(), Lineage()
+        config, self.directory = pipeline.config, acted.directory
         self.path = open_path(
             Context(
-                pipeline.config, acted.stores, pipeline.agent, self.trainer, ledger,
-                lambda: self.loop.version, np.random.default_rng(0), self.stop, self.threads_stop,
+                config, acted.stores, pipeline.agent, self.trainer, ledger,
+                lambda: self.loop.version, lineage, np.random.default_rng(0), self.stop, self.threads_stop,
             )
         )  # fmt: skip
-        self.versions = Versions(directory / "versions.json")
+        self.inference = InferenceLoop(
+            lambda: EmbeddedSource(config, None, LEARNER_ID, config.slots),
+            batch=8, version=lambda: self.loop.version, status=dict, on_spaces=lambda _: None, stop=self.stop,
+        )  # fmt: skip
+        versions = Versions(acted.directory / "versions.json")
         self.after: Callable[[], bool] = lambda: False
+        self.more: dict[str, Any] = {}
         self.figures: list[dict[str, Any]] = []
-        self.checkpoints: list[Checkpoint] = []
         self.loop = TrainingLoop(
             trainer=self.trainer,
             feed=self.path.feed,
@@ -79,18 +98,32 @@ class Learner:
             episodes=Episodes(10, 64),
             limits=Limits(max_steps, PATIENCE, None),
             frame_skip=FRAME_SKIP,
-            version=self.versions.begin(0),
-            versions=self.versions,
-            writes=Writes(directory, lambda: 0.0),
+            version=versions.begin(0),
+            lineage=lineage,
+            versions=versions,
+            writes=Writes(acted.directory, lambda: 0.0),
             evaluate=self._look,
             checkpoint=self._checkpoint,
             checkpoint_seconds=0.0,  # at each turn
             stop=self.stop,
         )
+        self.saver = Saver(
+            directory=acted.directory, keep=2, trainer=self.trainer, path=self.path, ledger=ledger,
+            inference=self.inference, roster=pipeline.roster, episodes=Episodes(10), spaces=pipeline.agent.spaces,
+            before=Before(), lineage=lineage, stop=self.stop, threads_stop=self.threads_stop,
+        )  # fmt: skip
+
+    def resume(self) -> None:
+        """From the newest checkpoint that is there."""
+        checkpoint = load_latest(self.directory)
+        assert checkpoint is not None
+        self.trainer.load(checkpoint.arrays)
+        self.path.restore(checkpoint)
 
     def run(self) -> str | None:
         """Trains until it stops by itself; says why."""
         threads = [
+            OwnedThread("inference", self.inference.run, self.stop),
             OwnedThread("writer", self.path.writer.run, self.stop),
             OwnedThread("feed", self.path.feed.run, self.stop),
         ]
@@ -100,6 +133,7 @@ class Learner:
         try:
             self.loop.run(lambda: time.monotonic() - began)
         finally:
+            self.inference.dismiss("end", time.monotonic() + PATIENCE)
             self.path.writer.close(0.0)
             self.threads_stop.stop("end")
             for thread in threads:
@@ -116,14 +150,11 @@ class Learner:
         return self.after()
 
     def _checkpoint(self) -> bool:
-        """As ``learner.saving`` does it: every update so far is acknowledged, and in the books."""
         with self.ledger.gate:
-            view, books = self.path.view(), self.ledger.snapshot()
+            counts, books = self.path.view().counts, self.ledger.snapshot()
         if not is_replay(self.pipeline.config):
-            assert view.counts.acknowledged_total == books["trained"]
-        frontier = self.pipeline.roster.frontier(self.path.writer.pending())
-        meta = checkpoint_meta(Cut(books, frontier, {}), view, **self.path.books())
-        self.checkpoints = [Checkpoint(Path("x"), self.trainer.snapshot(), meta)]
+            assert counts.acknowledged_total == books["trained"], "an update is acknowledged and booked"
+        self.saver.save(self.loop, self.more)
         return True
 
 
@@ -133,16 +164,14 @@ def line(start: float, frames: int) -> Any:
 
 
 def test_schedules_go_by_trained_frames_and_go_on_after_a_restart(tmp_path: Path) -> None:
-    acted, before, then = Acted("vtrace", rows=200), 12, 35
-    learner = Learner(acted, tmp_path, acted.pipeline.ledger, before * STEPS)
+    acted, before, then = Acted("vtrace", 200, tmp_path), 12, 35
+    learner = Learner(acted, acted.pipeline.ledger, before * STEPS)
     learner.path.begin()
     learner.path.writer.submit(acted.pipeline.collected.unrolls)
     assert learner.run() == "max_steps"
     assert len(learner.figures) == learner.loop.updates == before, "no update more than it takes"
-    successor = Learner(acted, tmp_path, Ledger(), (before + then) * STEPS)
-    (checkpoint,) = learner.checkpoints
-    successor.trainer.load(checkpoint.arrays)
-    successor.path.restore(checkpoint)
+    successor = Learner(acted, Ledger(), (before + then) * STEPS)
+    successor.resume()
     assert successor.loop.version >= learner.loop.version
     assert successor.run() == "max_steps"
     figures = learner.figures + successor.figures
@@ -155,8 +184,8 @@ def test_schedules_go_by_trained_frames_and_go_on_after_a_restart(tmp_path: Path
 
 def test_schedules_of_a_replay_go_by_frames_that_came_in(tmp_path: Path) -> None:
     rows, updates, each = 40, 6, 5
-    acted = Acted("r2d2", rows)
-    learner = Learner(acted, tmp_path, acted.pipeline.ledger, ENVIRONMENTS * (rows - 1 + updates * each))
+    acted = Acted("r2d2", rows, tmp_path)
+    learner = Learner(acted, acted.pipeline.ledger, ENVIRONMENTS * (rows - 1 + updates * each))
 
     def more_comes_in() -> bool:
         for _ in range(each):
@@ -172,10 +201,27 @@ def test_schedules_of_a_replay_go_by_frames_that_came_in(tmp_path: Path) -> None
         assert found["learning_rate"] == line(RATE, ENVIRONMENTS * (rows - 1 + n * each) * FRAME_SKIP), n
 
 
-def test_an_evaluation_that_solves_the_task_ends_training_at_once(tmp_path: Path) -> None:
-    acted = Acted("vtrace", rows=40)
-    learner = Learner(acted, tmp_path, acted.pipeline.ledger, None)
-    learner.after = lambda: len(learner.figures) == 3
+def test_an_evaluation_that_solves_the_task_ends_training_and_its_weights_are_saved(tmp_path: Path) -> None:
+    acted = Acted("vtrace", 40, tmp_path)
+    learner = Learner(acted, acted.pipeline.ledger, None)
+
+    def solved() -> bool:
+        """An evaluation keeps the weights that it began with; training has others by the time it is solved."""
+        if len(learner.figures) == 2:
+            weights = learner.trainer.snapshot()
+            learner.more = {name: array + 1 for name, array in weights.items() if name.startswith(NETWORK)}
+        return len(learner.figures) == 3
+
+    learner.after = solved
     learner.path.begin()
     learner.path.writer.submit(acted.pipeline.collected.unrolls)
     assert (learner.run(), learner.loop.updates) == ("solved", 3)
+    found = load_latest(tmp_path)
+    assert found is not None and (found.meta["version"], found.meta["updates"]) == (learner.loop.version, 3)
+    assert learner.more and learner.more.keys() <= found.arrays.keys()
+    for name, array in learner.more.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+    restored = load_policy(acted.pipeline.config, tmp_path, 4, Stream(0, Role.COMMAND)).policy
+    assert isinstance(restored, Policy)
+    for name, variable in named_variables(restored._network):
+        np.testing.assert_array_equal(variable, learner.more[NETWORK + name], err_msg=name)
