@@ -214,9 +214,11 @@ def learner(source: str, overrides: tuple[str, ...], run_dir: Path | None, resum
 def worker(source: str, overrides: tuple[str, ...]) -> int:
     """Run a worker: environments and no model."""
     loaded = load(source, overrides)
+    from pipeline.reaping import adopting
     from workers import supervisor
 
-    return _until_stopped(lambda stop: supervisor.supervise(loaded.config, stop))
+    with adopting():
+        return _until_stopped(lambda stop: supervisor.supervise(loaded.config, stop))
 
 
 @seedmq.command()

@@ -80,6 +80,7 @@ class At(IntEnum):
     ACTIONS = 22  # waiting for them
     RENEWED = 23  # environments that failed and were made anew by themselves
     FAULT_LENGTH = 24  # of the last such fault in words
+    PID = 25  # of the process that steps environments, 0 before there is one
 
 
 COUNTED = {"non_finite": At.NON_FINITE, "env_errors": At.RENEWED}

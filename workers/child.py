@@ -5,15 +5,15 @@ The supervisor (``workers.supervisor``) watches it through shared memory; signal
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
 import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
-from pipeline import logs
+from pipeline import logs, reaping
 from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, EnvironmentFailure, SeedmqError
 from workers.assignment import Assignment
 from workers.block import At, Block
@@ -24,21 +24,24 @@ from workers.place import words_of
 log = logging.getLogger(__name__)
 
 FAULT_EXIT = 10
-PR_SET_PDEATHSIG = 1
 
 
 def child_main(assignment: Assignment) -> NoReturn:
-    """Entry point of the spawned process; exits 0 after an orderly end."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != assignment.parent:
-        sys.exit(FAULT_EXIT)  # the supervisor died before we asked for the signal
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Entry point of the spawned process, which keeps its child with the environments; exits 0 after an orderly end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not ignored by name: what environments start would inherit that, and their own ``terminate`` not work.
+        signal.signal(number, _unmoved)
     logs.configure(assignment.logs)
+    reaping.keep(assignment.parent)
+    assignment.block.numbers[At.PID] = os.getpid()
     with open(assignment.dump, "w") as dump:
         faulthandler.enable(dump)
         faulthandler.register(signal.SIGUSR1, dump, all_threads=True, chain=False)
         sys.exit(_guarded(assignment))
+
+
+def _unmoved(number: int, frame: FrameType | None) -> None:
+    """The supervisor decides when this process ends."""
 
 
 def _guarded(assignment: Assignment) -> int:

@@ -1,8 +1,9 @@
-"""A worker: a supervisor and one spawned child that steps environments.
+"""A worker: a supervisor and one spawned child, whose own child steps environments.
 
 The supervisor runs no environment code, so nothing an environment does can stop it: it sees through shared memory how
 long the child has been where it is, has a stuck stack written by faulthandler (a C signal handler, so it works while
-C code holds the GIL), kills the child and starts another, within a budget.
+C code holds the GIL), kills the child and starts another, within a budget. The spawned process keeps the one with the
+environments (``pipeline.reaping``): what they have started ends with them, also where the supervisor is killed.
 
 Stop order: the stop token asks the child to drain (deliver, BYE, GOODBYE); what is left after
 ``run.drain_timeout_seconds`` is killed, and its last counters are told to the broker. A child that has grown
@@ -20,7 +21,8 @@ import secrets
 import signal
 import time
 from collections import Counter
-from multiprocessing import connection
+from contextlib import suppress
+from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from pipeline import logs
+from pipeline import logs, reaping
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, EnvironmentFailure, SeedmqError
 from pipeline.folders import private_folder
@@ -49,6 +51,7 @@ POLL_SECONDS = 0.05
 DUMP_SECONDS = 2.0
 LAST_DUMP_SECONDS = 0.5  # where the stop waits for it
 MEMORY_SECONDS = 0.5
+END_SECONDS = reaping.SWEEP_SECONDS + 1.0
 MAX_REPORTS = 8  # in one HELLO, whose head is bounded
 
 
@@ -188,15 +191,17 @@ class Supervisor:
             logs=logs.current(),
             parent=os.getpid(),
         )
+        resource_tracker.ensure_running()
+        others = reaping.children()
         process = self._context.Process(target=child_main, args=(assignment,), name="seedmq-environments")
         process.start()
         self._renewed = 0
-        self._tally.begins(block, process.pid)
+        self._tally.begins(block)
         try:
             fault = self._watch(process, block, dump)
         finally:
-            process.kill()
-            process.join(5.0)
+            _end(process)
+            reaping.end_orphans(others)
         self._settle(run, block, fault)
         if (error := block.error()) is not None:
             raise error
@@ -212,8 +217,9 @@ class Supervisor:
         """Until the child ends or is to be killed."""
         kill_at: float | None = None
         patience, large = Patience(), 0
-        scale = _Scale(process.pid, self._config.environment.max_memory_bytes)
-        while not connection.wait([process.sentinel], POLL_SECONDS):
+        scale = _Scale(block, self._config.environment.max_memory_bytes)
+        # What an environment forks holds the sentinel, too: where the keeper is killed, it says nothing.
+        while not connection.wait([process.sentinel], POLL_SECONDS) and process.is_alive():
             self.looked = now = time.monotonic()
             self._book(block, now)
             if kill_at is None:
@@ -249,7 +255,7 @@ class Supervisor:
     def _say_killed(self, process: SpawnProcess, block: Block, dump: Path) -> None:
         place = self._place(block)
         making = block.phase is Phase.MAKING
-        stack = "" if making else f"; its stack:\n{self._stack(process, dump, LAST_DUMP_SECONDS)}"
+        stack = "" if making else f"; its stack:\n{self._stack(process, block, dump, LAST_DUMP_SECONDS)}"
         log.warning("worker %s: not drained in time (%s): killed%s", self.worker_id, place, stack)
 
     def _timeout(self, phase: Phase) -> float:
@@ -261,7 +267,7 @@ class Supervisor:
 
     def _hung(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
         seconds = time.monotonic() - block.since_seconds
-        stack = self._stack(process, dump)
+        stack = self._stack(process, block, dump)
         message = f"hung for {seconds:.1f} s in {self._place(block)}"
         log.error("worker %s: %s; its stack:\n%s", self.worker_id, message, stack)
         self.faults["env_hangs"] += 1
@@ -302,11 +308,12 @@ class Supervisor:
         while len(self._reports) > MAX_REPORTS:  # at most one of them took steps
             del self._reports[min(self._reports, key=lambda dead: self._reports[dead].taken)]
 
-    def _stack(self, process: SpawnProcess, dump: Path, seconds: float = DUMP_SECONDS) -> str:
+    def _stack(self, process: SpawnProcess, block: Block, dump: Path, seconds: float = DUMP_SECONDS) -> str:
         """Asks the child for its stacks, and waits so long for them."""
         before = len(_read(dump))
-        if process.pid is not None:
-            os.kill(process.pid, signal.SIGUSR1)
+        if block.numbers[At.PID]:
+            with suppress(ProcessLookupError):
+                os.kill(block.numbers[At.PID], signal.SIGUSR1)
         deadline = time.monotonic() + seconds
         text = ""
         while time.monotonic() < deadline:
@@ -328,22 +335,31 @@ class Supervisor:
 
 
 class _Scale:
-    """Looks now and then how large a process is."""
+    """Looks now and then how large the process with the environments is."""
 
-    def __init__(self, pid: int | None, most_bytes: int | None) -> None:
-        self._process = None if pid is None or most_bytes is None else psutil.Process(pid)
-        self._most, self._next = most_bytes or 0, 0.0
+    def __init__(self, block: Block, most_bytes: int | None) -> None:
+        self._block, self._most, self._next = block, most_bytes or 0, 0.0
 
     def above(self, now: float) -> int:
         """Its resident set in bytes, if that is above the bound, else 0."""
-        if self._process is None or now < self._next:
+        pid = int(self._block.numbers[At.PID])
+        if not self._most or not pid or now < self._next:
             return 0
         self._next = now + MEMORY_SECONDS
         try:
-            nbytes: int = self._process.memory_info().rss
+            nbytes: int = psutil.Process(pid).memory_info().rss
         except psutil.NoSuchProcess:
             return 0  # it has ended, as its sentinel says at once
         return nbytes if nbytes > self._most else 0
+
+
+def _end(process: SpawnProcess) -> None:
+    """Ends the child with all that its environments have started; its keeper does that, and is waited for."""
+    if process.pid is not None and process.is_alive():
+        os.kill(process.pid, reaping.END)
+        process.join(END_SECONDS)
+    process.kill()
+    process.join(5.0)
 
 
 def _words(block: Block) -> str:

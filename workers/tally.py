@@ -34,23 +34,22 @@ class _State(NamedTuple):
     faults: Mapping[str, int]
     children: int
     block: Block | None
-    pid: int | None
 
 
 class Tally:
     """The supervisor's thread tells it what begins and ends, as one value each time: no reader sees half of it."""
 
     def __init__(self) -> None:
-        self._state = _State(dict.fromkeys(ADDED, 0), {}, 0, None, None)
+        self._state = _State(dict.fromkeys(ADDED, 0), {}, 0, None)
 
-    def begins(self, block: Block, pid: int | None) -> None:
+    def begins(self, block: Block) -> None:
         """A child was started."""
-        self._state = self._state._replace(children=self._state.children + 1, block=block, pid=pid)
+        self._state = self._state._replace(children=self._state.children + 1, block=block)
 
     def ends(self, faults: Mapping[str, int]) -> None:
         """It has ended; ``faults`` are now those of all children."""
         state = self._state
-        self._state = state._replace(ended=_sum(state), faults=dict(faults), block=None, pid=None)
+        self._state = state._replace(ended=_sum(state), faults=dict(faults), block=None)
 
     @property
     def block(self) -> Block | None:
@@ -59,8 +58,9 @@ class Tally:
 
     @property
     def pid(self) -> int | None:
-        """The present child's."""
-        return self._state.pid
+        """The present child's; None before its environments' process is there."""
+        block = self.block
+        return None if block is None else int(block.numbers[At.PID]) or None
 
     def read(self) -> Counted:
         """So far. Any thread."""

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline import reaping
 from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, StoreError
 from pipeline.launch.processes import STORE
 from pipeline.store.embedded import EmbeddedServer
 
-_PR_SET_PDEATHSIG = 1
 STORE_SECONDS = 0.5
 """The store ends last, when nobody uses it, and keeps nothing: it is soon killed where it does not end by itself."""
 _TAIL_BYTES = 64 * 2**10
 _LOGGED = re.compile(r"\S+Z [A-Z]+ \S+ (.+)")
 _LOGGED_ERROR = re.compile(r"\S+Z (?:ERROR|CRITICAL) \S+ (.+)")
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Child:
@@ -51,7 +48,7 @@ class Child:
                 stderr=descriptor,
                 env=dict(environment),
                 process_group=0,
-                preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 - the launcher has no threads
+                preexec_fn=lambda: reaping.die_with(parent),  # noqa: PLW1509 - the launcher has no threads
             )
         finally:
             os.close(descriptor)
@@ -105,14 +102,6 @@ class Child:
             return
 
 
-def _die_with(parent: int) -> None:
-    """In the child, before it becomes the command."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 class Children:
     """All processes of a run by component: children by their command lines, and the embedded store if there is one.
 
@@ -134,6 +123,7 @@ class Children:
         self._environment = environment
         self._logs = logs
         self._store = store
+        self._others = reaping.children()
         self._alive: dict[str, Child] = {}
         self._last: dict[str, Child] = {}
         self._store_ended: list[tuple[str, int]] = []
@@ -176,6 +166,7 @@ class Children:
             if code is not None:
                 del self._alive[name]
                 ended.append((name, code))
+                self._end_orphans()
         if self._store is not None and self._store.pid is not None:
             try:
                 self._store.check()
@@ -198,6 +189,13 @@ class Children:
         deadline = time.monotonic() + 1.0
         for child in self._alive.values():
             child.wait(max(0.0, deadline - time.monotonic()))
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """What a component has left that was killed with the keeper of its environments."""
+        alive = [child.pid for child in self._alive.values()]
+        store = [self._store.pid] if self._store is not None and self._store.pid is not None else []
+        reaping.end_orphans({*self._others, *alive, *store})
 
     def _end_store(self, name: str, code: int) -> None:
         if self._store is not None and self._store.pid is not None:

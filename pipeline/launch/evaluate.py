@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, CheckpointError, SpaceError
+from pipeline.reaping import run_kept
 from pipeline.rows import FIRST, TERMINATED, TRUNCATED
 from pipeline.run_dir import RunDirectory
 from pipeline.streams import Lane, Role, Stream, environment_seed, environment_seeds
@@ -80,9 +81,14 @@ def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) 
         SpaceError: the environment has other spaces than the one trained on.
     """
     directory = RunDirectory.open(run_dir)
-    config = _on_any_device(directory.read_config())
     if not directory.checkpoints.is_dir() or not any(directory.checkpoints.iterdir()):
         raise CheckpointError(f"no checkpoint in {directory.checkpoints}: the run has not trained yet")
+    return run_kept(lambda: _evaluated(directory, episodes, mode, seed, as_json))
+
+
+def _evaluated(directory: RunDirectory, episodes: int, mode: str, seed: int, as_json: bool) -> int:
+    """In a process of its own, with which goes what environments have started."""
+    config = _on_any_device(directory.read_config())
     environments = min(episodes, config.workers.envs, config.learner.inference_batch)
 
     from learner.start import load_tensorflow

@@ -53,6 +53,7 @@ from pipeline.launch.processes import (
 from pipeline.launch.progress import Progress, ending
 from pipeline.launch.signals import Signals
 from pipeline.launch.status_text import bottleneck_lines
+from pipeline.reaping import adopting
 from pipeline.run_dir import RunDirectory, write_json, write_text
 from pipeline.store.embedded import EmbeddedServer
 
@@ -82,7 +83,7 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
         ConfigError: the run directory exists, or cannot be gone on with; a package is missing.
         StoreError: the embedded store does not start.
     """
-    with Signals() as signals, _sockets_folder() as folder:
+    with Signals() as signals, _sockets_folder() as folder, adopting():
         directory = RunDirectory.create(run_dir, loaded.source.stem, loaded.config, resume)
         _check_time(loaded.config, directory)
         code = _launched(loaded, directory, resume, signals, folder)

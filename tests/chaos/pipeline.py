@@ -239,18 +239,18 @@ class Pipeline:
         return self._born[name]
 
     def environments(self, worker: str) -> int:
-        """The pid of the worker's child, which steps the environments."""
+        """The pid of the process that steps the worker's environments; its parent, which keeps it, looks alike."""
         found: list[int] = []
 
         def there() -> bool:
             if worker in self._children:
                 children = _children(self._children[worker].pid)
                 found[:] = [pid for pid, command in children if "spawn_main" in command]
-            return bool(found)
+            return len(found) > 1
 
         if not self.wait(there, STOP_SECONDS):
             raise RuntimeError(f"{worker} has no environments")
-        return found[0]
+        return found[-1]
 
     def restart_store(self, before: Callable[[], None] = lambda: None) -> None:
         """After it was ended: ``before``, then another server on the same data."""
@@ -341,6 +341,6 @@ def pick(pipeline: Pipeline, rng: random.Random) -> str:
 
 def _children(pid: int) -> list[tuple[int, str]]:
     try:
-        return [(one.pid, " ".join(one.cmdline())) for one in psutil.Process(pid).children()]
+        return [(one.pid, " ".join(one.cmdline())) for one in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
         return []

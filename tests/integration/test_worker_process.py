@@ -47,7 +47,8 @@ def process(broker, tmp_path):
 
 
 def child_of(process):
-    return next(c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline()))
+    """The process that steps environments: the child of the one that keeps it."""
+    return next(c for c in psutil.Process(process.pid).children(recursive=True) if c.parent().ppid() == process.pid)
 
 
 def test_sigterm_drains_a_worker_process(broker, process):

@@ -76,12 +76,11 @@ class Pipeline:
         self.learner = self._start("learner", 1, "--run-dir", "run", "--resume")
 
     def children(self) -> list[psutil.Process]:
-        """The processes that step environments."""
+        """The processes that step environments: children of those that keep them."""
         found = []
         for child in (child for worker in self.workers for child in psutil.Process(worker.pid).children()):
             try:
-                if "spawn_main" in " ".join(child.cmdline()):
-                    found.append(child)
+                found += [one for one in child.children() if "spawn_main" in " ".join(one.cmdline())]
             except psutil.Error:  # it has just ended
                 continue
         return found

@@ -92,7 +92,7 @@ def test_the_learner_dies_and_workers_say_so_and_stop_and_the_same_go_on(command
 
     def run():
         (one,) = ask(endpoint, SecuritySection(), END_SECONDS)["workers"]
-        return one["run"], psutil.Process(worker.pid).children()
+        return one["run"], psutil.Process(worker.pid).children(recursive=True)
 
     before = run()
     learner.kill()

@@ -160,7 +160,7 @@ def test_a_worker_s_counters_go_on_over_its_children() -> None:
     tally = Tally()
     assert tally.read().numbers[At.TAKEN] == 0 and tally.read().restarts == 0
     for number, taken in enumerate((5, 7)):
-        tally.begins(FakeBlock(taken), 1)  # type: ignore[arg-type]
+        tally.begins(FakeBlock(taken))  # type: ignore[arg-type]
         assert tally.read().restarts == number
         before = tally.read().numbers[At.TAKEN]
         tally.ends({"env_errors": number + 1})

@@ -69,6 +69,6 @@ def test_a_time_that_is_being_written_is_no_hang() -> None:
 
 def test_a_phase_whose_time_is_being_written_has_just_begun(block: Block) -> None:
     tally = Tally()
-    tally.begins(block, 1)
+    tally.begins(block)
     block.numbers[At.SINCE] = 0
     assert tally.read().phase == (Phase.MAKING, 0.0)
