@@ -30,7 +30,7 @@ from pipeline import protocol
 from pipeline.config.load import load
 from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
-from pipeline.protocol import Hello, Report
+from pipeline.protocol import GroupReport, Hello, Report
 from pipeline.sockets import Context, worker_socket
 from pipeline.streams import environment_seeds
 from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
@@ -115,6 +115,7 @@ class Client:
         self.run = secrets.randbits(62) + 1
         self.replies = self.repeated = self.reconnects = 0
         self.answers = [0] * len(groups)
+        self._sent, self._last = [0] * len(groups), [0] * len(groups)  # transitions: see GroupReport
         self.welcomed_at: float | None = None
         self.acted_at: float | None = None
         self.finish: Finish | None = None
@@ -136,7 +137,15 @@ class Client:
 
     def report(self) -> Report:
         counters = [group.counters() for group in self._groups]
-        return Report(sum(x.taken for x in counters), {}, sum(x.masked for x in counters), {}, "")
+        groups = [
+            GroupReport(g.n, sent, last) for g, sent, last in zip(self._groups, self._sent, self._last, strict=True)
+        ]
+        return Report(
+            sum(x.taken for x in counters),
+            masked=sum(x.masked for x in counters),
+            unsent=sum(x.taken for x in counters) - sum(self._sent),
+            groups=tuple(groups),
+        )
 
     def receive(self) -> None:
         """Takes what has come, and does what follows from it."""
@@ -205,7 +214,10 @@ class Client:
         """Resets or steps a group and sends its rows."""
         group = self._groups[index]
         self.session.stepping(index)
-        rows = call()
+        before, rows = group.rows.taken, call()
+        if not self.session.over:
+            self._last[index] = group.rows.taken - before
+            self._sent[index] += self._last[index]
         now = self.sent_at[index] = time.monotonic()
         self._perform(self.session.stepped(index, len(rows.records), group.n, [rows.records, *rows.leaves], now))
 

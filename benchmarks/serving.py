@@ -225,7 +225,7 @@ def serving(
             ledger=ledger,
             episodes=Episodes(1, config.slots),
             evaluations=Episodes(1, config.slots),
-            gap_reason="seam",
+            inherited=table.inherited,
         )
     loop = InferenceLoop(
         lambda: _source(config),

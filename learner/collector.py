@@ -13,7 +13,7 @@ from learner.evaluation import Evaluation
 from learner.policy import PolicyRows
 from learner.requests import Finals, StepBatch
 from learner.writer import UnrollWriter
-from pipeline.ledger import Ledger
+from pipeline.ledger import LEARNER_RESTART, SEAM, Ledger
 from pipeline.rows import row_number
 
 Array = npt.NDArray[Any]
@@ -28,8 +28,8 @@ class Collector:
         ledger: Books arrivals.
         episodes: Finished training episodes.
         evaluations: Finished episodes of eval workers, which feed nothing into the store.
-        gap_reason: Why transitions between a run's last known and its next row are dropped: ``seam``, or
-            ``learner_restart`` where a predecessor's were restored.
+        inherited: By slot: what is known of the environment is a predecessor's word. Transitions between that and its
+            next row are dropped as ``learner_restart``, after a run that was away and is back as ``seam``.
         evaluation: Told of eval workers' rows.
     """
 
@@ -41,7 +41,7 @@ class Collector:
         ledger: Ledger,
         episodes: Episodes,
         evaluations: Episodes,
-        gap_reason: str,
+        inherited: npt.NDArray[np.bool_],
         evaluation: Evaluation | None = None,
     ) -> None:
         self._assembler = assembler
@@ -49,7 +49,7 @@ class Collector:
         self._ledger = ledger
         self._episodes = episodes
         self._evaluations = evaluations
-        self._gap_reason = gap_reason
+        self._inherited = inherited
         self._evaluation = evaluation
 
     def collect(self, batch: StepBatch, acted: PolicyRows, version: int) -> None:
@@ -94,13 +94,22 @@ class Collector:
     def _append(self, slots: Array, numbers: Array, rows: Array, observation: list[Array], acted: Acted) -> None:
         delta = rows["index"] - self._assembler.last_index(slots)
         fresh = self._assembler.fresh(slots)
-        missed = int(delta[fresh].sum()) if fresh.any() else 0
+        missed = self._missed(slots[fresh], delta[fresh]) if fresh.any() else 0
         appended: Appended = self._assembler.append(slots, numbers, rows, observation, acted)
-        if missed:
-            self._ledger.missed(missed, self._gap_reason)
         self._ledger.arrived(int(delta.sum()) - missed, appended.accepted, appended.masked)
         if appended.unrolls:
             self._writer.submit(appended.unrolls)
+
+    def _missed(self, slots: Array, gaps: Array) -> int:
+        """Books the transitions that slots' first rows tell of; how many."""
+        inherited = self._inherited[slots]
+        self._inherited[slots] = False
+        lost, missed = int(gaps[inherited].sum()), int(gaps.sum())
+        if lost:
+            self._ledger.missed(lost, LEARNER_RESTART)
+        if missed != lost:
+            self._ledger.missed(missed - lost, SEAM)
+        return missed
 
 
 def _training(evaluation: Array | bool) -> Array | slice:

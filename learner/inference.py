@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 HELD_POLL_SECONDS = 0.002
 PUBLISH_SECONDS = 0.5
+MAX_EARLY = 1024  # last words that wait for the roster
 
 
 T = TypeVar("T")
@@ -106,6 +107,7 @@ class InferenceLoop:
         self._finish_by: float | None = None
         self._ended = threading.Event()
         self._published = 0.0
+        self._left: list[Left] = []  # before there was a roster
         self.turned: float | None = None
         self.standing = Standing("no broker has answered yet")
         self.latency, self.batch_rows = Buckets(LATENCIES), Buckets(ROWS)
@@ -181,6 +183,8 @@ class InferenceLoop:
         return source.workers() == 0 or time.monotonic() > self._finish_by
 
     def _turn(self, source: RequestSource) -> None:
+        while self._left and self._serving is not None:
+            self._handle(source, self._left.pop(0))
         credit = self._credit(source)
         wait = 0.0 if self._flying else POLL_SECONDS if credit else HELD_POLL_SECONDS
         requests, events = source.poll(credit, wait)
@@ -229,12 +233,23 @@ class InferenceLoop:
             elif serving is not None:
                 seed = serving.roster.seed_of(event.worker, event.run)
                 source.admit(event.worker, event.run, seed, serving.recurrent)
+        elif isinstance(event, Left) and serving is None:
+            self._leave_later(event)
         elif isinstance(event, Left) and serving is not None:
             while self._flying:  # a batch in flight may hold rows of the slots that are taken back
                 self._land(source)
             serving.writer.submit(serving.roster.leave(event))
         elif isinstance(event, Reported) and serving is not None:
             serving.roster.report(event)
+
+    def _leave_later(self, event: Left) -> None:
+        """The last word on a predecessor's run, which is booked once there are books."""
+        if event.reason != "bye":
+            return  # it was not served here, and may come back
+        if len(self._left) < MAX_EARLY:
+            self._left.append(event)
+        else:
+            log.warning("the last word on run %d is in no book: %d wait already", event.run, MAX_EARLY)
 
     def _admit(self, serving: Serving | None, event: Joined) -> Refusal | None:
         if serving is not None:

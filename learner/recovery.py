@@ -21,11 +21,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from learner.accounts import Settled
 from learner.checkpoint import Checkpoint
 from learner.overwritten import overwrite
-from learner.roster import Frontier, Known, Place, Settled
+from learner.roster import Frontier, Known, Place
 from pipeline.errors import UnwrittenError
 from pipeline.ledger import STORE_LOST, Ledger, held_after_assembler
 from pipeline.rows import offset_of
@@ -60,10 +62,12 @@ class StoreView(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What a successor knows of its predecessor: where each environment stands, and which runs are settled."""
+    """What a successor knows of its predecessor, if there was one: where each environment stands, and which runs are
+    settled."""
 
-    known: Known
-    settled: Mapping[int, Settled]
+    known: Known = MappingProxyType({})
+    settled: Mapping[int, Settled] = MappingProxyType({})
+    restored: bool = False
 
 
 class Versions:
@@ -130,7 +134,7 @@ def checkpoint_meta(cut: Cut, store: StoreView, **rest: Any) -> dict[str, Any]:
     return {
         "ledger": cut.ledger,
         "frontier": [[*place, *entry] for place, entry in cut.frontier.items()],
-        "settled": [[run, *entry] for run, entry in cut.settled.items()],
+        "settled": [[run, *entry.to_json()] for run, entry in cut.settled.items()],
         "store": {
             "epoch": store.epoch,
             "lost_total": store.lost_total,
@@ -153,7 +157,7 @@ def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger, made_room:
     meta = checkpoint.meta
     ledger.restore(meta["ledger"])
     frontier = {(int(run), int(offset)): (int(base), int(index)) for run, offset, base, index in meta["frontier"]}
-    settled = {int(run): Settled(int(delivered), dict(dropped)) for run, delivered, dropped in meta["settled"]}
+    settled = {int(run): Settled.from_json(entry) for run, *entry in meta["settled"]}
     known: dict[Place, int] = {}
     accepted = lost = 0
     for place in frontier.keys() | store.stored.keys():
@@ -188,4 +192,4 @@ def recover(checkpoint: Checkpoint, store: StoreView, ledger: Ledger, made_room:
         waiting_in_store=store.counts.waiting,
         dropped=dropped,
     )
-    return Recovered(known, settled)
+    return Recovered(known, settled, restored=True)

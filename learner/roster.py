@@ -1,7 +1,8 @@
 """Who is served: admission, the end of runs, and what the ledger books for them. Owned by the inference thread.
 
 Joined -> spaces compared, slots given -> admit | reject
-Left   -> open unrolls flushed, slots taken back, the run settled: what it took and never delivered
+Left   -> open unrolls flushed, slots taken back, the run settled (``learner.accounts``): by its last word where it had
+          one (BYE, or what its worker says of it later), else by its last heartbeat, until it comes back or has one
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from learner.accounts import Arrived, Settled, all_under_way, offsets, settle
 from learner.assembler import Assembler, Unroll
 from learner.episodes import Episodes
 from learner.faults import WorkerFaults
@@ -44,13 +46,6 @@ class Refusal(NamedTuple):
 
     reason: str
     cause: Cause
-
-
-class Settled(NamedTuple):
-    """What is booked of a run so far."""
-
-    delivered: int
-    dropped: dict[str, int]
 
 
 class Environments(NamedTuple):
@@ -84,6 +79,7 @@ class Roster:
         known: What a predecessor accepted of each environment's run: empty for a new lineage.
         settled: What it booked of runs that ended.
         seeds: The seed of the first of so many new environments.
+        restored: There was a predecessor: a run that is not known here may have been at it.
         evaluates_now: Whether evaluation environments can be acted for yet; asked when their workers join.
         silent_seconds: A worker whose last report is older does not step: it is stopped, hangs, or is cut off.
         episodes: Is told which training environments are there.
@@ -103,6 +99,7 @@ class Roster:
         known: Known,
         settled: Mapping[int, Settled],
         seeds: Callable[[Lane, int], int],
+        restored: bool = False,
         evaluates_now: Callable[[], bool] = lambda: True,
         silent_seconds: float = 3.0,
         episodes: Episodes | None = None,
@@ -126,12 +123,16 @@ class Roster:
         for (run, offset), index in known.items():
             self._known.setdefault(run, {})[offset] = index
         self._settled = OrderedDict(settled)
+        self._restored = restored
+        self._heard: OrderedDict[int, set[int]] = OrderedDict()  # of those that left: the offsets that rows came from
 
     def join(self, event: Joined) -> Refusal | None:
         """Admits a run (again, where it is admitted already); None means admitted."""
         hello = event.hello
         for run, wire in hello.reports.items() if hello.mode != "eval" else ():
-            self._hear(hello.worker_id, int(run), Report.from_wire(wire))
+            report = Report.from_wire(wire)
+            self._faults.hear(hello.worker_id, report)
+            self._last_word(int(run), report)
         if self.table.get(event.worker, event.run) is not None:
             return None
         try:
@@ -162,10 +163,14 @@ class Roster:
         except UnwrittenError as error:
             self.table.release(event.worker, event.run)
             return Refusal(str(error), Cause.NOT_YET)
+        indices, heard = self._known.get(event.run, {}), self._heard.get(event.run, set())
         for group in member.groups:
-            indices = self._known.get(event.run, {})
-            known = [indices.get(offset_of(int(environment)), 0) for environment in group.environments]
+            places = [offset_of(int(environment)) for environment in group.environments]
+            known = [indices.get(offset, 0) for offset in places]
             self._assembler.open(group.slots, group.environments, event.run, np.array(known))
+            self.table.inherited[group.slots] = [self._restored and offset not in heard for offset in places]
+        if (settled := self._settled.get(event.run)) is not None and not settled.final:
+            self._book(event.run, Settled())  # it was not the end: what did not come may still do so
         if (episodes := self._episodes[self._evaluates(member)]) is not None:
             episodes.join(member.slots())
         log.info("worker %d (%s) joined with %d environments", event.worker, hello.worker_id, sum(hello.groups))
@@ -178,37 +183,38 @@ class Roster:
         return member.seed
 
     def leave(self, event: Left) -> list[Unroll]:
-        """Ends a run; gives its open unrolls, padded."""
+        """Ends a run, or hears the last word on one that has left; gives its open unrolls, padded."""
         member = self.table.release(event.worker, event.run)
         if member is None:
+            if event.reason == "bye" and event.report is not None:
+                self._last_word(event.run, event.report)
             return []
         fault = "" if event.report is None or not event.report.message else f"; its last fault: {event.report.message}"
         log.info("worker %d (%s) left: %s%s", event.worker, member.worker_id, event.reason, fault)
         if event.report is not None:
             self._faults.hear(member.worker_id, event.report)
+        if not self._evaluates(member):  # else in no book: it had nothing to deliver
+            self._remember(member)
         unrolls = self._assembler.flush(member.slots())
         if (episodes := self._episodes[self._evaluates(member)]) is not None:
             episodes.leave(member.slots())
-        if self._evaluates(member):  # in no book: it had nothing to deliver
-            return unrolls
-        report = event.report or member.report
-        known = self._known.setdefault(event.run, {})
-        for group in member.groups:
-            known.update((offset, index) for offset, _, index in self._entries(group))
-        self._known.move_to_end(event.run)
-        _bound(self._known)
-        before = self._settled.get(event.run)  # of a run that lost its lease and came back
-        self._remember(event.run, Settled(self._delivered(member), before.dropped if before is not None else {}))
-        if report is not None:
-            self._settle(event.run, report)
+        if not self._evaluates(member):
+            last_word = event.report if event.reason == "bye" else member.last_word
+            self._settle(event.run, last_word or event.report or member.report, last_word is not None)
+            self._flies(member, 0)
         return unrolls
 
     def report(self, event: Reported) -> None:
         """A living run's counters: kept for the time when it ends without a last word."""
         member = self.table.get(event.worker, event.run)
-        if member is not None:
-            member.report, member.reported = event.report, self._clock()
-            self._faults.hear(member.worker_id, event.report)
+        if member is None:
+            return
+        member.report, member.reported = event.report, self._clock()
+        self._faults.hear(member.worker_id, event.report)
+        if not self._evaluates(member):
+            came = (int(self._assembler.last_index(group.slots).sum()) for group in member.groups)
+            flying = (group.sent - here for group, here in zip(event.report.groups, came, strict=False))
+            self._flies(member, event.report.unsent + sum(max(0, number) for number in flying))
 
     def environments(self) -> Environments:
         """What the admitted workers said last."""
@@ -240,7 +246,12 @@ class Roster:
         return dict(self._settled)
 
     def flush(self) -> list[Unroll]:
-        """All open unrolls, padded: at the drain."""
+        """All open unrolls, padded: at the drain. Those who are still here are settled by what they said last."""
+        for member in self.table:
+            if not self._evaluates(member):
+                self._remember(member)
+                self._settle(member.run, member.last_word or member.report, member.last_word is not None)
+                self._flies(member, 0)
         return [unroll for member in self.table for unroll in self._assembler.flush(member.slots())]
 
     def _entries(self, group: Group) -> Iterator[tuple[int, int, int]]:
@@ -248,41 +259,73 @@ class Roster:
         begun, last = self._assembler.open_index(group.slots), self._assembler.last_index(group.slots)
         return zip(map(offset_of, group.environments.tolist()), begun.tolist(), last.tolist(), strict=True)
 
-    def _delivered(self, member: Member) -> int:
-        return int(sum(self._assembler.last_index(group.slots).sum() for group in member.groups))
-
     @staticmethod
     def _evaluates(member: Member) -> bool:
         return any(group.evaluation for group in member.groups)
 
-    def _hear(self, worker_id: str, run: int, report: Report) -> None:
-        """The last word on a run that died without a BYE; it may still hold its lease here."""
-        self._faults.hear(worker_id, report)
-        living = next((m for m in self.table if m.run == run), None)
+    def _remember(self, member: Member) -> None:
+        """Where its environments stand, for the time when it is not here."""
+        known, heard = self._known.setdefault(member.run, {}), self._heard.setdefault(member.run, set())
+        for group in member.groups:
+            known.update((offset, index) for offset, _, index in self._entries(group))
+            came = group.environments[~self.table.inherited[group.slots]]
+            heard.update(map(offset_of, came.tolist()))
+        for by_run in (self._known, self._heard):
+            by_run.move_to_end(member.run)
+            _bound(by_run)
+
+    def _last_word(self, run: int, report: Report) -> None:
+        """On a run that died without a BYE; it may still hold its lease here."""
+        living = next((member for member in self.table if member.run == run), None)
         if living is not None:
-            living.report = report
+            living.last_word = report
+        elif run in self._known or run in self._settled or self._restored or all_under_way(report):
+            self._settle(run, report, final=True)
         else:
-            if run not in self._settled:
-                delivered = sum(self._known.get(run, {}).values())
-                self._remember(run, Settled(delivered, {}))
-            self._settle(run, report)
+            log.info("run %d has ended, whose steps another learner had", run)
 
-    def _settle(self, run: int, report: Report) -> None:
-        """Books what the report says beyond what is booked. Idempotent."""
-        settled = self._settled[run]
-        dropped = dict(settled.dropped)
-        for reason, number in report.dropped.items():
-            self._ledger.dropped_at_worker(reason, max(0, number - dropped.get(reason, 0)))
-            dropped[reason] = max(number, dropped.get(reason, 0))
-        missing = report.taken - sum(report.dropped.values()) - settled.delivered
-        if missing > 0:
-            self._ledger.undelivered(missing)
-        self._remember(run, Settled(settled.delivered + max(0, missing), dropped))
+    def _settle(self, run: int, report: Report | None, final: bool) -> None:
+        """Books what the report says of a run that is not served any more. Idempotent; an older report says nothing."""
+        before = self._settled.get(run, Settled())
+        if report is None or (before.final and (not final or report.taken <= before.said)):
+            return
+        settled = settle(report, self._arrived(run, report), final)
+        if settled.missing or settled.surplus:
+            log.error(
+                "run %d: of %d steps that its worker says it took %d are in no book, and %d came that it does not "
+                "know of: %s",
+                run, report.taken, settled.missing, settled.surplus, report.groups,
+            )  # fmt: skip
+        self._book(run, settled)
 
-    def _remember(self, run: int, settled: Settled) -> None:
+    def _arrived(self, run: int, report: Report) -> list[Arrived]:
+        """What came of each group of a run, and then of what the report has in no group."""
+        known, heard = self._known.get(run, {}), self._heard.get(run, set())
+        found, places = [], offsets(report.groups)
+        for group in [*places, [offset for offset in known if not any(offset in place for place in places)]]:
+            unheard = self._restored and not any(offset in heard for offset in group)
+            found.append(Arrived(sum(known.get(offset, 0) for offset in group), unheard))
+        return found
+
+    def _book(self, run: int, settled: Settled) -> None:
+        """In the place of what was booked of the run before."""
+        before = self._settled.get(run, Settled())
+        reasons = settled.dropped.keys() | before.dropped.keys()
+        self._ledger.settled(
+            undelivered=settled.undelivered - before.undelivered,
+            dropped={reason: settled.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in reasons},
+            missing=settled.missing - before.missing,
+            surplus=settled.surplus - before.surplus,
+            inherited=settled.inherited - before.inherited,
+        )
         self._settled[run] = settled
         self._settled.move_to_end(run)
         _bound(self._settled)
+
+    def _flies(self, member: Member, number: int) -> None:
+        """So many transitions of a member are in flight."""
+        self._ledger.flies(number - member.in_flight)
+        member.in_flight = number
 
 
 def _bound(by_run: OrderedDict[int, Any]) -> None:

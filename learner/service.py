@@ -183,7 +183,7 @@ class Learner:
             # broker -> inference -> policy -> assembler
             evaluator = Evaluator(config, agent, self.inference, self.incarnation.stream(Role.EVALUATION))
             self.evaluation = evaluator.evaluation
-            serving = self._serving(agent, path.writer, recovered, checkpoint is not None)
+            serving = self._serving(agent, path.writer, recovered)
             saver = self._saver(trainer, path, agent.spaces, before)
 
             def save_all() -> None:
@@ -274,7 +274,7 @@ class Learner:
             threads_stop=self.threads_stop,
         )
 
-    def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered, restored: bool) -> Serving:
+    def _serving(self, agent: Agent, writer: UnrollWriter, recovered: Recovered) -> Serving:
         config = self.config
         assembler = Assembler(agent.layout, config.slots, agent.method.rows_before)
         table = SlotTable(config.slots, agent.exploration.in_mode(config.evaluation.mode))
@@ -289,6 +289,7 @@ class Learner:
             known=recovered.known,
             settled=recovered.settled,
             seeds=self.incarnation.environments,
+            restored=recovered.restored,
             evaluates_now=self.warm_up.ready,
             episodes=self.episodes,
             evaluations=self.evaluations,
@@ -300,7 +301,7 @@ class Learner:
             ledger=self.ledger,
             episodes=self.episodes,
             evaluations=self.evaluations,
-            gap_reason="learner_restart" if restored else "seam",
+            inherited=table.inherited,
             evaluation=self.evaluation,
         )
         training = agent.policy(config.slots, self.incarnation.stream(Role.ACTION))
@@ -341,7 +342,7 @@ class Learner:
     def _restore(self, checkpoint: Checkpoint | None, trainer: Trainer, path: Path) -> tuple[Recovered, Before]:
         if checkpoint is None:
             path.begin()
-            return Recovered({}, {}), Before()
+            return Recovered(), Before()
         trainer.load(checkpoint.arrays)
         self.version = int(checkpoint.meta["version"])
         for last, version in checkpoint.meta.get("branches", ()):

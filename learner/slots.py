@@ -69,6 +69,8 @@ class Member:
     groups: list[Group]
     seed: int = -1  # of its first environment
     report: Report | None = None  # its last word so far
+    last_word: Report | None = None  # of a run whose end others tell of
+    in_flight: int = 0  # transitions taken and not here, when it reported
     reported: float = -math.inf  # when it came, monotonic seconds
 
     def slots(self) -> npt.NDArray[np.int32]:
@@ -80,6 +82,7 @@ class SlotTable:
 
     Attributes:
         evaluates: bool ``[slots]``.
+        inherited: bool ``[slots]``: what is known of the environment is a predecessor's word.
         explores: float32 ``[slots]``, the ``exploration`` of ``learner.distributions``.
 
     Args:
@@ -91,6 +94,7 @@ class SlotTable:
     def __init__(self, slots: int, exploration: Exploration = SAMPLE) -> None:
         self.capacity = slots
         self.evaluates = np.zeros(slots, np.bool_)
+        self.inherited = np.zeros(slots, np.bool_)
         self.explores = np.zeros(slots, np.float32)
         self._exploration = exploration
         self._places = np.zeros(slots, np.int32)  # of slots that train: theirs among those

@@ -10,19 +10,25 @@ With a replay, ``samples`` (trained valid transitions, repeats counted) is a cou
     accepted = inserted + waiting (assembler) + dropped
     inserted = resident + evicted
 
-Every term is booked by the event that causes it, by the thread that sees it; none is a remainder. ``error`` is what the
-two equations fail to close by, read under one lock: 0 after every drain.
+Every term is booked by the event that causes it, by the thread that sees it; none is a remainder. Of a run that lives
+``taken`` is what its rows tell; of one that ended it is what its worker said, who counts for himself. What came beyond
+that is ``surplus``, an error like what is missing. ``error`` is what the two equations fail to close by, read under one
+lock: 0 after every drain. ``in_flight`` is in no equation: what living workers had taken when they spoke last, and had
+not come.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any, Literal
 
 Place = Literal["assembler", "store", "prefetch"]
 WORKER_PREFIX = "worker_"
 EVICTED = "evicted"
 STORE_LOST = "store_lost"
+LEARNER_RESTART = "learner_restart"
+SEAM = "seam"
 
 
 class Ledger:
@@ -47,6 +53,8 @@ class Ledger:
         self.losses = 0
         self._taken = 0
         self._undelivered = 0
+        self._surplus = 0
+        self._in_flight = 0
         self._accepted = 0
         self._trained = 0
         self._rolled_back = 0
@@ -69,16 +77,32 @@ class Ledger:
             self._accepted += number
             self._drop(reason, number)
 
-    def undelivered(self, number: int) -> None:
-        """Transitions that a dead worker run took and never delivered."""
-        with self._lock:
-            self._taken += number
-            self._undelivered += number
+    def settled(
+        self, *, undelivered: int, dropped: Mapping[str, int], missing: int, surplus: int, inherited: int
+    ) -> None:
+        """A run's last word; of each amount what is new, which is negative where a word before it is taken back.
 
-    def dropped_at_worker(self, reason: str, number: int) -> None:
+        Args:
+            undelivered: Taken, and never sent or lost on the way.
+            dropped: At the worker, by reason.
+            missing: Taken, as the worker says, and nowhere.
+            surplus: Accepted, and never taken, as the worker says.
+            inherited: Accepted by a predecessor, and lost with it.
+        """
         with self._lock:
-            self._taken += number
-            self._drop(WORKER_PREFIX + reason, number)
+            self._taken += undelivered + sum(dropped.values()) + missing - surplus
+            self._undelivered += undelivered
+            self._surplus += surplus
+            for reason, number in dropped.items():
+                self._drop(WORKER_PREFIX + reason, number)
+            self._taken += inherited
+            self._accepted += inherited
+            self._drop(LEARNER_RESTART, inherited)
+
+    def flies(self, more: int) -> None:
+        """So many more transitions are in flight."""
+        with self._lock:
+            self._in_flight += more
 
     def moved(self, source: Place, target: Place, number: int) -> None:
         """From one waiting place to the next."""
@@ -142,10 +166,13 @@ class Ledger:
             at_worker = sum(n for reason, n in self._dropped.items() if reason.startswith(WORKER_PREFIX))
             after = sum(self._dropped.values()) - at_worker
             sunk = sum(self._waiting.values()) + after + self._rolled_back + (0 if self._replay else self._trained)
-            error = abs(self._taken - self._accepted - self._undelivered - at_worker) + abs(self._accepted - sunk)
+            missing = self._taken - (self._accepted - self._surplus) - self._undelivered - at_worker
+            error = abs(missing) + self._surplus + abs(self._accepted - sunk)
             snapshot = {
                 "taken": self._taken,
+                "in_flight": self._in_flight,
                 "undelivered": self._undelivered,
+                "surplus": self._surplus,
                 "accepted": self._accepted,
                 "trained": self._trained,
                 "waiting": dict(self._waiting),
@@ -167,7 +194,7 @@ class Ledger:
         """The inverse of ``snapshot``, from a checkpoint."""
         with self._lock:
             self._taken = int(snapshot["taken"])
-            self._undelivered = int(snapshot["undelivered"])
+            self._undelivered, self._surplus = int(snapshot["undelivered"]), int(snapshot.get("surplus", 0))
             self._accepted = int(snapshot["accepted"])
             self._trained = int(snapshot["trained"])
             self._rolled_back = int(snapshot["rolled_back"])

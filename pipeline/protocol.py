@@ -22,6 +22,7 @@ MAX_HEAD_BYTES = 1 << 20
 MAX_ITEMS = 1 << 16
 MAX_DEPTH = 8
 MAX_FRAMES = 1 << 14
+MAX_GROUPS = 64
 
 
 class Kind(IntEnum):
@@ -238,15 +239,31 @@ class Hello(NamedTuple):
             raise ProtocolError("HELLO: impossible run, worker_id or mode")
         if not hello.worker_id.isprintable():
             raise ProtocolError("HELLO: worker_id has control characters")
-        if not 0 < len(hello.groups) <= 64 or not all(type(n) is int and 0 < n <= 2**14 for n in hello.groups):
-            raise ProtocolError("HELLO: 1 to 64 groups of 1 to 16384 environments")
+        if not 0 < len(hello.groups) <= MAX_GROUPS or not all(type(n) is int and 0 < n <= 2**14 for n in hello.groups):
+            raise ProtocolError(f"HELLO: 1 to {MAX_GROUPS} groups of 1 to 16384 environments")
         if len(hello.reports) > 64:
             raise ProtocolError("HELLO: more than 64 reports")
         return hello
 
 
+class GroupReport(NamedTuple):
+    """An env group's part of a report.
+
+    Attributes:
+        environments: So many, in the order of their offsets within the worker.
+        sent: Transitions in all STEPs so far: what the running indices of the last one's rows add up to.
+        last: Of these, in the last STEP: what never arrives where the run ends before that does.
+    """
+
+    environments: int
+    sent: int
+    last: int
+
+
 class Report(NamedTuple):
     """A worker run's counters, cumulative since the run began, and the worker's faults since it was started.
+
+    ``taken`` is what ``dropped``, ``unsent`` and the ``sent`` of all groups add up to.
 
     Attributes:
         taken: Valid transitions taken by the environments (the ledger's ``taken``).
@@ -256,6 +273,9 @@ class Report(NamedTuple):
             worker so far.
         message: The last fault in words, of whatever run.
         busy_percent: Share of the time since the last report in which it did not wait for actions.
+        unsent: Transitions taken that are in no STEP: by the others of a group in a step that one environment did not
+            come back from, or in a step that ended when the run was over.
+        groups: See ``GroupReport``.
     """
 
     taken: int = 0
@@ -264,9 +284,12 @@ class Report(NamedTuple):
     faults: Mapping[str, int] = MappingProxyType({})
     message: str = ""
     busy_percent: int = 0
+    unsent: int = 0
+    groups: tuple[GroupReport, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
-        return {**self._asdict(), "dropped": dict(self.dropped), "faults": dict(self.faults)}
+        mappings = {"dropped": dict(self.dropped), "faults": dict(self.faults)}
+        return {**self._asdict(), **mappings, "groups": [list(group) for group in self.groups]}
 
     @classmethod
     def from_wire(cls, data: Any) -> Report:
@@ -277,7 +300,10 @@ class Report(NamedTuple):
         """
         if not isinstance(data, dict) or set(data) != set(cls._fields):
             raise ProtocolError(f"a report has the keys {', '.join(cls._fields)}")
-        counts = [data["taken"], data["masked"]]
+        groups = data["groups"]
+        if not isinstance(groups, list) or len(groups) > MAX_GROUPS or not all(are_integers(x, 3) for x in groups):
+            raise ProtocolError(f"report: groups are up to {MAX_GROUPS} lists of three integers")
+        counts = [data["taken"], data["masked"], data["unsent"], *(number for group in groups for number in group)]
         for name in ("dropped", "faults"):
             if not isinstance(data[name], dict) or len(data[name]) > 32:
                 raise ProtocolError(f"report: {name} is not a small mapping")
@@ -286,4 +312,4 @@ class Report(NamedTuple):
             raise ProtocolError("report: counters are integers from 0, message is text")
         if type(data["busy_percent"]) is not int or not 0 <= data["busy_percent"] <= 100:
             raise ProtocolError("report: busy_percent is an integer from 0 to 100")
-        return cls(**data)._replace(message=data["message"][:2000])
+        return cls(**data)._replace(message=data["message"][:2000], groups=tuple(GroupReport(*x) for x in groups))

@@ -1,12 +1,24 @@
-"""What a session asks its loop to do, and the deadlines it goes by."""
+"""Where a session stands, what it asks its loop to do, and the deadlines it goes by."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 from pipeline.errors import SeedmqError
+from pipeline.protocol import Report
+
+
+class State(Enum):
+    """Of a session."""
+
+    JOINING = "joining"
+    SERVING = "serving"
+    DRAINING = "draining"
+    LEAVING = "leaving"
+    GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,11 @@ class Say(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The end; ``error`` is what the process fails with, None after an orderly end; ``booked``: BYE was answered."""
+    """The end; ``error`` is what the process fails with, None after an orderly end; ``booked``: what BYE said, where it
+    was answered."""
 
     error: SeedmqError | None = None
-    booked: bool = False
+    booked: Report | None = None
 
 
 Action = Send | Reconnect | Begin | Abandon | Step | Say | Finish

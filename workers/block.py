@@ -3,6 +3,10 @@
 The child writes, the supervisor reads; only ``STOP`` goes the other way. No locks: the child may be stuck in C code or
 killed at any moment. ``SINCE``, and what is said of the place, is written before ``PHASE`` where a phase begins, so
 that a reader never pairs a new phase with an old time. While it is written it reads 0 for an instant.
+
+Beside the numbers there is an account of each env group (``Of``), which is written at once: a child that is killed
+between a step and its message has told that step whole or not at all. What the environments of a group have made in a
+step that did not end is told by ``MADE``.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from pipeline.errors import (
     SpaceError,
     UnreachableError,
 )
-from pipeline.protocol import Report
+from pipeline.protocol import MAX_GROUPS, GroupReport, Report
 
 ACTION_BYTES = 1024
 TEXT_BYTES = 4096  # of each of two texts
@@ -60,35 +64,50 @@ class At(IntEnum):
     GROUP = 2
     ENVIRONMENT = 3  # offset within the worker, -1 where a whole group is stepped at once
     SEED = 4  # of the environment (of the group's first, where it is stepped at once)
-    STEP = 5  # of the group: how often it was stepped
-    ACTION_LENGTH = 6
-    WORKER = 7  # leased index, -1 before WELCOME
-    TAKEN = 8
-    MASKED = 9
-    DROPPED = 10  # non-finite
-    NON_FINITE = 11  # steps that were not finite
-    FATAL = 12  # 1 + position in ERRORS of an error that a restart does not cure, else 0
-    DONE = 13  # the session ended in order
-    TEXT_LENGTH = 14
-    STOP = 15  # supervisor -> child: drain (1); the child drains for that (2) and for no other reason
-    WELCOMED = 16  # the broker has taken the HELLO
-    BYE = 17  # the broker has booked BYE
-    ACTION_KIND = 18  # numpy's character for the actions' dtype
-    SERVING = 19  # a learner has admitted the worker, and its connection stands
-    RECONNECTS = 20
-    BUSY = 21  # nanoseconds of its loop, as are the next
-    ACTIONS = 22  # waiting for them
-    RENEWED = 23  # environments that failed and were made anew by themselves
-    FAULT_LENGTH = 24  # of the last such fault in words
-    PID = 25  # of the process that steps environments, 0 before there is one
+    MADE = 5  # transitions that the group's environments have made in the step that goes on
+    STEP = 6  # of the group: how often it was stepped
+    ACTION_LENGTH = 7
+    WORKER = 8  # leased index, -1 before WELCOME
+    NON_FINITE = 9  # a step that was not finite, and ended the child
+    FATAL = 10  # 1 + position in ERRORS of an error that a restart does not cure, else 0
+    DONE = 11  # the session ended in order
+    TEXT_LENGTH = 12
+    STOP = 13  # supervisor -> child: drain (1); the child drains for that (2) and for no other reason
+    WELCOMED = 14  # the broker has taken the HELLO
+    BYE = 15  # 1 + the transitions taken of the BYE that the broker has booked, else 0
+    ACTION_KIND = 16  # numpy's character for the actions' dtype
+    SERVING = 17  # a learner has admitted the worker, and its connection stands
+    RECONNECTS = 18
+    BUSY = 19  # nanoseconds of its loop, as are the next
+    ACTIONS = 20  # waiting for them
+    RENEWED = 21  # environments that failed and were made anew by themselves
+    FAULT_LENGTH = 22  # of the last such fault in words
+    PID = 23  # of the process that steps environments, 0 before there is one
 
 
-COUNTED = {"non_finite": At.NON_FINITE, "env_errors": At.RENEWED}
-"""Faults that a child counts itself: it goes on after them."""
+class Of(IntEnum):
+    """Positions in the account of an env group."""
+
+    ENVIRONMENTS = 0
+    STEPS = 1  # how often it was stepped or reset
+    TAKEN = 2  # valid transitions
+    MASKED = 3  # rows
+    DROPPED = 4  # transitions, non-finite
+    NON_FINITE = 5  # steps that were not finite
+    UNSENT = 6  # transitions that are in no STEP
+    LAST = 7  # transitions in the last STEP
+
+
+Account = tuple[int, ...]
+"""In the order of ``Of``."""
+
+
 # On the path of every message: enumerations are slow.
 _PHASE, _SINCE, _ACTION_LENGTH, _WAITING = int(At.PHASE), int(At.SINCE), int(At.ACTION_LENGTH), int(Phase.WAITING)
-_BEGUN = struct.Struct("6q")  # SINCE to ACTION_LENGTH
-_MARKED = struct.Struct("4q")  # SINCE to SEED
+_BEGUN = struct.Struct("7q")  # SINCE to ACTION_LENGTH
+_MARKED = struct.Struct("5q")  # SINCE to MADE
+_MADE, _STEP = int(At.MADE), int(At.STEP)
+_ACCOUNT = struct.Struct("8q")
 _SINCE_OFFSET = 8 * _SINCE
 
 
@@ -100,7 +119,8 @@ class Block:
     """
 
     def __init__(self, context: SpawnContext) -> None:
-        self._shared: Any = context.RawArray("q", len(At) + (ACTION_BYTES + 2 * TEXT_BYTES) // 8)
+        words = len(At) + MAX_GROUPS * len(Of) + (ACTION_BYTES + 2 * TEXT_BYTES) // 8
+        self._shared: Any = context.RawArray("q", words)
         self._open()
         self.numbers[At.SINCE] = monotonic_ns()
         self.numbers[At.WORKER] = self.numbers[At.ENVIRONMENT] = -1
@@ -118,6 +138,8 @@ class Block:
         end = len(At) * 8
         self._bytes = view[:end]
         self.numbers: Any = view[:end].cast("q")
+        begin, end = end, end + MAX_GROUPS * _ACCOUNT.size
+        self._accounts = view[begin:end]
         self._action = view[end : end + ACTION_BYTES]
         end += ACTION_BYTES
         self._text, self._fault = view[end : end + TEXT_BYTES], view[end + TEXT_BYTES :]
@@ -144,11 +166,11 @@ class Block:
         length = min(len(actions), ACTION_BYTES) or numbers[_ACTION_LENGTH]
         if actions:
             self._action[:length] = actions[:length]
-        _BEGUN.pack_into(self._bytes, _SINCE_OFFSET, since, group, -1, seed, step, length)
+        _BEGUN.pack_into(self._bytes, _SINCE_OFFSET, since, group, -1, seed, 0, step, length)
         numbers[_PHASE] = phase
         return since
 
-    def mark(self, phase: Phase, group: int, environment: int, seed: int) -> int:
+    def mark(self, phase: Phase, group: int, environment: int, seed: int, made: int = 0) -> int:
         """A single environment of the group that has begun is about to run: it has the whole timeout for itself.
 
         Args:
@@ -156,12 +178,13 @@ class Block:
             group: The group's index.
             environment: Offset within the worker.
             seed: Of the environment.
+            made: Transitions that those before it have made in this step.
 
         Returns:
             Monotonic nanoseconds.
         """
         since = monotonic_ns()
-        _MARKED.pack_into(self._bytes, _SINCE_OFFSET, since, group, environment, seed)
+        _MARKED.pack_into(self._bytes, _SINCE_OFFSET, since, group, environment, seed, made)
         self.numbers[_PHASE] = phase
         return since
 
@@ -171,6 +194,43 @@ class Block:
         numbers[_PHASE] = _WAITING
         numbers[_SINCE] = since = monotonic_ns()
         return since
+
+    def made(self, transitions: int) -> None:
+        """All of the group have come back from the step that goes on."""
+        self.numbers[_MADE] = transitions
+
+    def book(self, group: int, account: Account) -> None:
+        """The step of a group has ended; its rows have not been sent yet."""
+        _ACCOUNT.pack_into(self._accounts, group * _ACCOUNT.size, *account)
+
+    def accounts(self) -> list[Account]:
+        """Of all groups."""
+        found = _ACCOUNT.iter_unpack(self._accounts)
+        return [account for account in found if account[Of.ENVIRONMENTS]]
+
+    def count(self, of: Of) -> int:
+        """One of the counters, of all groups together."""
+        return sum(account[of] for account in self.accounts())
+
+    def faults(self) -> dict[str, int]:
+        """Faults that a child counts itself, by kind: it goes on after them, but for its last."""
+        numbers = self.numbers
+        found = {
+            "non_finite": self.count(Of.NON_FINITE) + int(numbers[At.NON_FINITE]),
+            "env_errors": int(numbers[At.RENEWED]),
+        }
+        return {kind: number for kind, number in found.items() if number}
+
+    def bury(self) -> None:
+        """The child is dead: what its environments made in a step that did not end is taken, and in no STEP."""
+        numbers, accounts = self.numbers, self.accounts()
+        group, made = numbers[At.GROUP], numbers[_MADE]
+        if made and group < len(accounts) and numbers[_STEP] == accounts[group][Of.STEPS]:
+            account = list(accounts[group])
+            account[Of.STEPS] += 1
+            account[Of.TAKEN] += made
+            account[Of.UNSENT] += made
+            self.book(group, tuple(account))
 
     @property
     def phase(self) -> Phase:
@@ -216,10 +276,23 @@ class Block:
 
     def report(self, faults: Mapping[str, int] = MappingProxyType({}), message: str = "") -> Report:
         """The run's counters so far, with the faults of the runs before it and the last fault in words."""
-        numbers = self.numbers
-        dropped = {"non_finite": int(numbers[At.DROPPED])} if numbers[At.DROPPED] else {}
+        accounts = self.accounts()
+        total = [sum(column) for column in zip(*accounts, strict=True)] or [0] * len(Of)
+        dropped = {"non_finite": total[Of.DROPPED]} if total[Of.DROPPED] else {}
         counted = dict(faults)
-        for kind, at in COUNTED.items():
-            if numbers[at]:
-                counted[kind] = counted.get(kind, 0) + int(numbers[at])
-        return Report(int(numbers[At.TAKEN]), dropped, int(numbers[At.MASKED]), counted, message[:2000])
+        for kind, number in self.faults().items():
+            counted[kind] = counted.get(kind, 0) + number
+        return Report(
+            taken=total[Of.TAKEN],
+            dropped=dropped,
+            masked=total[Of.MASKED],
+            faults=counted,
+            message=message[:2000],
+            unsent=total[Of.UNSENT],
+            groups=tuple(map(_report, accounts)),
+        )
+
+
+def _report(account: Account) -> GroupReport:
+    sent = account[Of.TAKEN] - account[Of.DROPPED] - account[Of.UNSENT]
+    return GroupReport(account[Of.ENVIRONMENTS], sent, account[Of.LAST])

@@ -55,4 +55,8 @@ def _take(frames: list[bytes], waiting: dict[int, Report]) -> None:
         log.warning("ignored a message that is not of the protocol: %s", error)
         return
     if message.kind in (Kind.GOODBYE, Kind.UNKNOWN) and message.fields:
-        waiting.pop(message.fields[0], None)
+        report = waiting.pop(message.fields[0], None)
+        if report is not None and message.kind is Kind.UNKNOWN and report.taken:
+            log.warning(
+                "the broker does not know run %d any more: its last %r is in no book", message.fields[0], report
+            )

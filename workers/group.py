@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ class Group:
         rows: Counters.
         drop_non_finite: Abandon episodes that are not finite, instead of failing.
         non_finite: How many were.
+        made: Told how many transitions a step has made, as soon as the environments have come back from it.
     """
 
     def __init__(self, vector: Vector, drop_non_finite: bool = False) -> None:
@@ -56,6 +58,7 @@ class Group:
         self.rows = RowBuilder(self.n)
         self.drop_non_finite = drop_non_finite
         self.non_finite = 0
+        self.made: Callable[[int], None] = lambda transitions: None
         self._action_dtype = self.spaces.action.numpy_dtype
         self._action_shape = (self.n, *self.spaces.action.shape)
 
@@ -93,6 +96,8 @@ class Group:
         # Copied, for environments that write into their actions.
         actions = np.frombuffer(buffer, self._action_dtype).reshape(self._action_shape).copy()
         stepped = self.vector.step(actions)
+        renewed = 0 if stepped.renewed is None else int(np.count_nonzero(stepped.renewed))
+        self.made(self.rows.stepping - renewed)
         leaves, finals = stepped.leaves, stepped.finals
         bad, abandoned = non_finite(leaves, _float32(stepped.reward)), None
         if finals is not None:

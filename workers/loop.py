@@ -24,9 +24,10 @@ from pipeline.streams import environment_seeds
 from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
 from workers.assignment import Assignment
 from workers.block import At, Phase
+from workers.books import GroupBooks
 from workers.connection import Connection
 from workers.environments import make_group
-from workers.group import Counters, Group, NonFinite
+from workers.group import Group, NonFinite
 from workers.place import words_of
 from workers.restarts import FIRST_STEPS
 from workers.rows import StepRows
@@ -41,8 +42,7 @@ POLL_SECONDS = 0.08  # and a grain of the wait: how soon a stop of the superviso
 MEASURED_SECONDS = 0.5  # at least, between two measurements of the share that is busy
 MAX_ENVIRONMENTS = 2**16  # of one worker: see pipeline.rows.environment_id
 # Enumerations are slow.
-STOP, TAKEN, MASKED = int(At.STOP), int(At.TAKEN), int(At.MASKED)
-SERVING, BUSY_NS, ACTIONS_NS = int(At.SERVING), int(At.BUSY), int(At.ACTIONS)
+STOP, SERVING, BUSY_NS, ACTIONS_NS = int(At.STOP), int(At.SERVING), int(At.BUSY), int(At.ACTIONS)
 
 
 class Worker:
@@ -56,10 +56,9 @@ class Worker:
         self._stage = Stage("environments")
         self._measured, self._measured_at, self._busy_percent = self._stage.seconds(), time.monotonic(), 0
         self._seeds: list[list[int]] = []
-        self._steps = [0] * self._config.workers.groups
         self._pulse_at, self._tick_at = 0, 0.0
         self._groups = self._make_groups()
-        self._counters = [group.counters() for group in self._groups]
+        self._books = [GroupBooks(self._block, i, group) for i, group in enumerate(self._groups)]
         self._block.numbers[At.ACTION_KIND] = ord(self._groups[0].spaces.action.numpy_dtype.char)
         self._check_sizes()
         self._connection = Connection(self._config.broker, self._config.security)
@@ -145,9 +144,10 @@ class Worker:
         session, block, group = self._session, self._block, self._groups[index]
         if not session.stepping(index):
             return time.monotonic()
-        step = self._steps[index]
+        books = self._books[index]
         actions, phase = (task.actions, Phase.STEP) if isinstance(task, Step) else (b"", Phase.RESET)
-        begun = block.begin(phase, index, self._seeds[index][0], step, actions)
+        books.begins()
+        begun = block.begin(phase, index, self._seeds[index][0], books.steps, actions)
         self._pulse_at = begun + PULSE_NANOSECONDS
         try:
             rows = group.step(actions) if phase is Phase.STEP else self._first_rows(task, group)
@@ -157,8 +157,7 @@ class Worker:
         now = ended * 1e-9
         if ended - begun > PULSE_NANOSECONDS:
             session.paused(now - begun * 1e-9, now)
-        self._steps[index] = step + 1
-        self._publish(index, group.counters())
+        books.ended(session.over)
         self._perform(session.stepped(index, len(rows.records), group.n, [rows.records, *rows.leaves], now))
         return now
 
@@ -185,7 +184,8 @@ class Worker:
                     log.log(getattr(logging, action.level.upper()), "%s", action.text)
                 case Finish():
                     self._finish = action
-                    self._block.numbers[At.BYE] = action.booked
+                    if action.booked is not None:
+                        self._block.numbers[At.BYE] = 1 + action.booked.taken
 
     def _begin(self, lease: Begin) -> None:
         offset = 0
@@ -194,16 +194,6 @@ class Worker:
             self._seeds.append(seeds.tolist())
             offset += group.n
             self._todo.append(index)
-
-    def _publish(self, index: int, after: Counters) -> None:
-        """Adds to the worker's counters what one group's have grown by."""
-        numbers, before = self._block.numbers, self._counters[index]
-        numbers[TAKEN] += after.taken - before.taken
-        numbers[MASKED] += after.masked - before.masked
-        if after.non_finite != before.non_finite:
-            numbers[At.DROPPED] += after.dropped - before.dropped
-            numbers[At.NON_FINITE] += after.non_finite - before.non_finite
-        self._counters[index] = after
 
     def _report(self) -> protocol.Report:
         now = time.monotonic()
@@ -231,12 +221,15 @@ class Worker:
 
         def mark(index: int, resets: bool) -> None:
             phase, environment = Phase.RESET if resets else Phase.STEP, offset + index
-            seed = seeds[group][index] if seeds else 0
-            if block.mark(phase, group, environment, seed) < self._pulse_at or not seeds:
-                return  # without seeds it is being made: there is no session yet
+            if not seeds:  # it is being made: there is no session yet
+                block.mark(phase, group, environment, 0)
+                return
+            seed, made = seeds[group][index], self._books[group].marks(resets)
+            if block.mark(phase, group, environment, seed, made) < self._pulse_at:
+                return
             block.wait()
             self._converse()
-            self._pulse_at = block.mark(phase, group, environment, seed) + PULSE_NANOSECONDS
+            self._pulse_at = block.mark(phase, group, environment, seed, made) + PULSE_NANOSECONDS
 
         return mark
 
@@ -245,10 +238,11 @@ class Worker:
         block, seeds = self._block, self._seeds
 
         def on_fault(index: int, error: BaseException) -> None:
+            self._books[group].failed()
             delay = self._assignment.budget.fault(time.monotonic(), random.random())
             if delay is None or (self._early() and block.numbers[At.RENEWED]):
                 raise error
-            place = f"worker {block.numbers[At.WORKER]}, environment {offset + index}, step {self._steps[group]}"
+            place = f"worker {block.numbers[At.WORKER]}, environment {offset + index}, step {self._books[group].steps}"
             text = words_of(error, f"{place}, seed {seeds[group][index]}")
             block.renew(text)
             log.error("%s; this environment is made anew in %.1f s", text, delay, exc_info=error)

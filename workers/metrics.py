@@ -12,7 +12,7 @@ from pipeline.metrics.endpoint import Health, health_of
 from pipeline.metrics.sheet import Sheet, registry_of
 from pipeline.stages import ACTIONS, BUSY
 from pipeline.stopping import StopToken
-from workers.block import At
+from workers.block import At, Of
 
 if TYPE_CHECKING:
     from workers.supervisor import Supervisor
@@ -29,9 +29,9 @@ def registry(supervisor: Supervisor, environments: int, health: Health) -> Colle
         counted = supervisor.counted()
         numbers = counted.numbers
         sheet.set("seedmq_worker_environments", environments)
-        sheet.set("seedmq_worker_environment_steps_total", numbers[At.TAKEN])
-        sheet.set("seedmq_worker_rows_masked_total", numbers[At.MASKED])
-        sheet.by("seedmq_worker_steps_dropped_total", {"non_finite": numbers[At.DROPPED]})
+        sheet.set("seedmq_worker_environment_steps_total", numbers[Of.TAKEN])
+        sheet.set("seedmq_worker_rows_masked_total", numbers[Of.MASKED])
+        sheet.by("seedmq_worker_steps_dropped_total", {"non_finite": numbers[Of.DROPPED]})
         sheet.by("seedmq_worker_faults_total", counted.faults)
         sheet.set("seedmq_worker_restarts_total", counted.restarts)
         sheet.set("seedmq_worker_reconnects_total", numbers[At.RECONNECTS])

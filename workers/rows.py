@@ -56,6 +56,11 @@ class RowBuilder:
         self.index, self._reward, self._flags = (self._records[name] for name in ("index", "reward", "flags"))
         self._plain = True  # no record has flags, or an episode's return and length
 
+    @property
+    def stepping(self) -> int:
+        """Environments that the next step steps: the others are reset by it."""
+        return self.n if self._pending is None else self.n - len(self._pending)
+
     def reset(self, leaves: list[Array]) -> StepRows:
         """Rows of the run's first observations: all FIRST."""
         self.index[:], self._began[:] = 0, 0

@@ -16,26 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from pipeline.errors import ComponentError, ConfigError, ProtocolError, UnreachableError
 from pipeline.protocol import Cause, Hello, Kind, Message, Report, encode, fields_of
 from pipeline.streams import SEED_BITS
-from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, Step, Timing
+from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send, State, Step, Timing
 
 HELLO_SECONDS = 1.0
 SILENT_HEARTBEATS = 5.0
 COMPLAINT_SECONDS = 60.0
 MALFORMED_ACTIONS = 5  # in a row, and the worker gives up: another repetition brings nothing else
-
-
-class State(Enum):
-    JOINING = "joining"
-    SERVING = "serving"
-    DRAINING = "draining"
-    LEAVING = "leaving"
-    GONE = "gone"
 
 
 @dataclass(slots=True)
@@ -87,6 +78,7 @@ class Session:
         self._complained_at = now
         self._malformed = 0
         self._malformed_actions = 0  # in a row
+        self._said: Report | None = None  # with the last BYE
         self._held_said_at = now - COMPLAINT_SECONDS
         self._held_said = False
 
@@ -94,6 +86,11 @@ class Session:
     def stopping(self) -> bool:
         """Nothing is to be stepped any more."""
         return self.state is not State.SERVING and self.state is not State.JOINING
+
+    @property
+    def over(self) -> bool:
+        """What is stepped now is in no STEP any more."""
+        return self.state is State.LEAVING or self.state is State.GONE
 
     @property
     def serving(self) -> bool:
@@ -157,8 +154,8 @@ class Session:
         """The loop has reset or stepped a group; the buffers stay as they are until its next ``Step``."""
         state = self._groups[group]
         state.busy = False
-        if self.state is State.LEAVING or self.state is State.GONE:
-            return []  # too late to deliver; the next BYE counts it
+        if self.over:
+            return []  # too late to deliver; the next BYE counts it, or the supervisor's
         state.sequence += 1
         head = encode(Kind.STEP, self._run, group, state.sequence, rows, replies)
         state.step = Send(state.key, head, buffers)
@@ -327,7 +324,7 @@ class Session:
         if self.state is not State.LEAVING:
             return []
         self.state = State.GONE
-        return [Finish(booked=True)]
+        return [Finish(booked=self._said)]
 
     def _drained(self, now: float) -> list[Action]:
         """Moves a drain on: BYE when all is answered, or too late; the end when GOODBYE does not come."""
@@ -352,7 +349,8 @@ class Session:
         return []
 
     def _bye(self) -> Send:
-        return Send("bye", encode(Kind.BYE, self._run, self._report().to_wire()))
+        self._said = self._report()
+        return Send("bye", encode(Kind.BYE, self._run, self._said.to_wire()))
 
     def _say_hello(self, now: float) -> Send:
         self._hello_at = now + HELLO_SECONDS

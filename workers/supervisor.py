@@ -39,7 +39,7 @@ from pipeline.protocol import Report
 from pipeline.stopping import StopToken
 from workers import metrics
 from workers.assignment import Assignment
-from workers.block import At, Block, Phase
+from workers.block import At, Block, Of, Phase
 from workers.child import child_main
 from workers.farewell import say_bye
 from workers.restarts import FIRST_STEPS, TRIES, FirstSteps, RestartBudget
@@ -208,10 +208,8 @@ class Supervisor:
         return fault, fault is not None and self._is_broken(fault, block)
 
     def _is_broken(self, fault: Fault, block: Block) -> bool:
-        numbers = block.numbers
-        return self._first_steps.fault(
-            fault.message, int(numbers[At.MASKED] - numbers[At.RENEWED]), numbers[At.TAKEN] / self._config.workers.envs
-        )
+        steps = block.count(Of.TAKEN) / self._config.workers.envs
+        return self._first_steps.fault(fault.message, block.count(Of.MASKED) - int(block.numbers[At.RENEWED]), steps)
 
     def _watch(self, process: SpawnProcess, block: Block, dump: Path) -> Fault | None:
         """Until the child ends or is to be killed."""
@@ -300,8 +298,9 @@ class Supervisor:
             self._last_fault = block.fault()
         if fault is not None:
             self._last_fault = fault.message
+        block.bury()
         report = block.report(self.faults, self._last_fault)
-        if not block.numbers[At.BYE]:
+        if block.numbers[At.BYE] != 1 + report.taken:  # not booked, or stepped once more after its BYE
             self._reports[run] = report
         self.faults = Counter(report.faults)
         self._tally.ends(self.faults)

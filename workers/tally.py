@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from workers.block import COUNTED, At, Block, Phase
+from workers.block import At, Block, Of, Phase
 
-ADDED = (At.TAKEN, At.MASKED, At.DROPPED, At.RECONNECTS, At.BUSY, At.ACTIONS)
-"""Numbers of a block that are counters of its child."""
+Name = At | Of
+ADDED: tuple[Name, ...] = (Of.TAKEN, Of.MASKED, Of.DROPPED, At.RECONNECTS, At.BUSY, At.ACTIONS)
+"""What a block has of its child's counters; no two have the same number."""
 
 
 class Counted(NamedTuple):
@@ -23,14 +24,14 @@ class Counted(NamedTuple):
         phase: What the present child does, and for how many seconds; None where there is none.
     """
 
-    numbers: Mapping[At, int]
+    numbers: Mapping[Name, int]
     faults: Mapping[str, int]
     restarts: int
     phase: tuple[Phase, float] | None
 
 
 class _State(NamedTuple):
-    ended: Mapping[At, int]
+    ended: Mapping[Name, int]
     faults: Mapping[str, int]
     children: int
     block: Block | None
@@ -67,12 +68,16 @@ class Tally:
         state = self._state
         faults, phase = Counter(state.faults), None
         if state.block is not None:
-            faults.update({kind: int(state.block.numbers[at]) for kind, at in COUNTED.items()})
+            faults.update(state.block.faults())
             now = time.monotonic()
             phase = (state.block.phase, max(0.0, now - (state.block.since_seconds or now)))
         return Counted(_sum(state), faults, max(0, state.children - 1), phase)
 
 
-def _sum(state: _State) -> dict[At, int]:
+def _sum(state: _State) -> dict[Name, int]:
     block = state.block
-    return {at: number + (0 if block is None else int(block.numbers[at])) for at, number in state.ended.items()}
+    return {name: number + (0 if block is None else _counted(block, name)) for name, number in state.ended.items()}
+
+
+def _counted(block: Block, name: Name) -> int:
+    return block.count(name) if isinstance(name, Of) else int(block.numbers[name])

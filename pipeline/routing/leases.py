@@ -76,11 +76,15 @@ class Lease:
 
 
 class Ended(NamedTuple):
-    """How a run ended: ``bye``, ``lease``, ``replaced`` or ``refused``, and its last report as it travels."""
+    """How a run ended: ``bye``, ``lease``, ``replaced`` or ``refused``, and its last report as it travels.
+
+    ``learner``: who served it, and books what it took; None where nobody did, and for evaluation.
+    """
 
     worker: int
     reason: str
     report: dict[str, Any] | None
+    learner: str | None = None
 
 
 class Leases:
@@ -136,7 +140,8 @@ class Leases:
         del self._by_worker[lease.worker]
         if lease.hello is not None and self._by_name.get(lease.hello.worker_id) is lease:
             del self._by_name[lease.hello.worker_id]
-        self.last_ended = self._ended[lease.run] = Ended(lease.worker, reason, lease.report)
+        books = lease.learner if lease.hello is None or lease.hello.mode != "eval" else None
+        self.last_ended = self._ended[lease.run] = Ended(lease.worker, reason, lease.report, books)
         while len(self._ended) > ENDED_RUNS:
             self._ended.popitem(last=False)
 
@@ -152,6 +157,17 @@ class Leases:
     def ended(self, run: int) -> Ended | None:
         """How a run ended, if it is remembered."""
         return self._ended.get(run)
+
+    def last_word(self, run: int, report: dict[str, Any]) -> None:
+        """Of a run that ended without one, or has taken more since."""
+        self._ended[run] = self._ended[run]._replace(reason="bye", report=report)
+
+    def last_words(self, learner: str, most: int) -> list[tuple[int, Ended]]:
+        """Of the runs of a learner that ended last, in order."""
+        words = [
+            (run, ended) for run, ended in self._ended.items() if ended.learner == learner and ended.reason == "bye"
+        ]
+        return words[-most:]
 
     def expired(self, before: float) -> list[Lease]:
         """Leases not heard of since ``before``."""

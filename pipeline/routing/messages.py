@@ -120,8 +120,7 @@ class WorkerMessages:
             self._router.end(lease, "bye")
             self._router.goodbye(peer, run)
             return
-        ended = self._router.leases.ended(run)
-        if ended is not None and ended.reason in ("bye", "replaced"):
+        if self._router.last_word(run, report):
             self._router.goodbye(peer, run)
         else:
             if report["message"]:

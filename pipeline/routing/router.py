@@ -24,6 +24,7 @@ NO_LEARNER = "no learner is ready"
 PAUSE_SECONDS = 1.0  # a gap between ticks longer than this is the loop's own pause
 BATCH_FRAMES = 4096  # frames of one BATCH message, at most
 MAX_PARTING = 4096
+LAST_WORDS = 256  # said again to a learner that may have missed them, or died before it kept them
 
 
 class Router:
@@ -164,6 +165,18 @@ class Router:
         self._actions.append(Say(f"{said}; its last fault: {fault}" if fault else said, detail=not fault))
         self.leases.end(lease, reason)
 
+    def last_word(self, run: int, report: dict[str, Any]) -> bool:
+        """The report of a run that has ended, from its worker; False where there was no such run."""
+        ended = self.leases.ended(run)
+        if ended is None:
+            return False
+        if ended.reason != "bye" or ended.report != report:
+            self.leases.last_word(run, report)
+            learner = self.learners.named(ended.learner)
+            if learner is not None:
+                self.tell(learner, Kind.LEFT, ended.worker, run, "bye", report)
+        return True
+
     def state_of(self, lease: Lease) -> tuple[str, str]:
         """What ALIVE says: state and reason."""
         learner = self.learners.named(lease.learner)
@@ -178,7 +191,8 @@ class Router:
     def ready(self, peer: bytes, ready: Ready, now: float) -> Learner | None:
         """A learner lives: new, again, or as before. None where it is refused."""
         learner = self.learners.named(ready.learner)
-        if learner is None or ready.epoch > learner.epoch:
+        begins = learner is None or ready.epoch > learner.epoch
+        if begins:
             self.draining = None  # a new learner process begins anew
         if learner is None:
             if len(self.learners) >= MAX_LEARNERS:
@@ -201,6 +215,9 @@ class Router:
             self._sessions += 1
             learner.session = self._sessions
         self._compare(learner, ready, now)
+        if begins:
+            for run, ended in self.leases.last_words(learner.name, LAST_WORDS):
+                self.tell(learner, Kind.LEFT, ended.worker, run, "bye", ended.report)
         return learner
 
     def take(self, learner: Learner, credit: int, now: float) -> list[StepRequest]:

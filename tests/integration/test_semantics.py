@@ -24,7 +24,7 @@ from learner.roster import Roster
 from learner.slots import SlotTable, Verdict
 from pipeline.config.tree import Config
 from pipeline.ledger import Ledger
-from pipeline.protocol import Hello, Report
+from pipeline.protocol import GroupReport, Hello, Report
 from pipeline.requests import Joined, Left, StepRequest
 from pipeline.streams import Role, Stream, environment_seeds
 from workers.environments import make_group
@@ -84,7 +84,7 @@ class Pipeline:
             ledger=self.ledger,
             episodes=self.episodes,
             evaluations=self.evaluations,
-            gap_reason="seam",
+            inherited=self.table.inherited,
         )
         self.version = 0
         self.acted_states: dict[tuple[int, int], Any] = {}
@@ -112,9 +112,14 @@ class Pipeline:
         self.sequence += 1
         self.rows = self.group.step(np.ascontiguousarray(result.env_action).tobytes())
 
-    def leave(self, taken: int | None = None) -> None:
-        report = None if taken is None else Report(taken=taken)
-        self.collected.submit(self.roster.leave(Left(0, self.run, "bye", report)))
+    def leave(self, taken: int | None = None, last: int = 0) -> None:
+        left = Left(0, self.run, "lease", None) if taken is None else Left(0, self.run, "bye", self.report(taken, last))
+        self.collected.submit(self.roster.leave(left))
+
+    def report(self, taken: int, last: int = 0, **more: Any) -> Report:
+        """What a worker says that has sent all it took, ``last`` of them in its last STEP."""
+        sent = taken - sum(more.get("dropped", {}).values())
+        return Report(taken=taken, groups=(GroupReport(self.group.n, sent, last),), **more)
 
     def fields(self) -> list[dict[str, Any]]:
         return [self.agent.layout.view(unroll.record) for unroll in self.collected.unrolls]
@@ -212,7 +217,7 @@ def test_a_run_that_took_more_than_it_delivered() -> None:
     for _ in range(10):
         pipeline.step()
     delivered = pipeline.ledger.snapshot()["accepted"]
-    pipeline.leave(taken=delivered + 2)
+    pipeline.leave(taken=delivered + 2, last=2)
     ledger = pipeline.ledger.snapshot()
     assert (ledger["undelivered"], ledger["taken"], ledger["error"]) == (2, delivered + 2, 0)
 
@@ -224,7 +229,7 @@ def test_the_report_of_a_dead_run_is_booked_once() -> None:
         pipeline.step()
     delivered = pipeline.ledger.snapshot()["accepted"]
     pipeline.leave()
-    report = Report(taken=delivered + 3, dropped={"non_finite": 1}).to_wire()
+    report = pipeline.report(delivered + 3, 2, dropped={"non_finite": 1}).to_wire()
     hello = Hello("w", 8, "train", pipeline.group.spaces.to_wire(), [2], "", -1, {"7": report}, {})
     for _ in range(3):
         assert pipeline.roster.join(Joined(0, 8, hello)) is None
@@ -246,7 +251,7 @@ def test_evaluation_environments_feed_nothing_and_are_in_no_book() -> None:
     books, unrolls = pipeline.ledger.snapshot(), len(pipeline.collected.unrolls)
     frontier, episodes = pipeline.roster.frontier({}), pipeline.episodes.count
     assert (books["taken"], books["accepted"], episodes) == (3 * 35, 3 * 35, 3 * 5)
-    last_word = Report(taken=3 * 40, dropped={"non_finite": 2}).to_wire()
+    last_word = pipeline.report(3 * 40, dropped={"non_finite": 2}).to_wire()
     pipeline.evaluations.stay()
     play(8, "eval", {}, 3 * 40)
     play(9, "eval", {"8": last_word}, None)

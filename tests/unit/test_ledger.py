@@ -18,11 +18,13 @@ def test_one_of_everything_closes() -> None:
     ledger.dropped("prefetch", "stale", 1)
     ledger.dropped("store", "oldest", 1)
     ledger.missed(3, "learner_restart")
-    ledger.undelivered(2)
-    ledger.dropped_at_worker("non_finite", 1)
+    ledger.settled(undelivered=2, dropped={"non_finite": 1}, missing=0, surplus=0, inherited=0)
+    ledger.flies(4)
     assert ledger.snapshot() == {
         "taken": 16,
+        "in_flight": 4,
         "undelivered": 2,
+        "surplus": 0,
         "accepted": 13,
         "trained": 4,
         "waiting": {"assembler": 2, "store": 1, "prefetch": 1},
@@ -39,6 +41,32 @@ def test_a_row_that_is_taken_and_not_accepted_shows_as_error() -> None:
     ledger = Ledger()
     ledger.arrived(taken=2, accepted=1, masked=0)
     assert ledger.snapshot()["error"] == 1
+
+
+@pytest.mark.parametrize(("missing", "surplus", "error"), [(50, 0, 50), (0, 5, 5), (3, 3, 6)])
+def test_what_worker_and_learner_do_not_agree_upon_is_an_error(missing: int, surplus: int, error: int) -> None:
+    """Neither side's excess makes up for the other's, of another run."""
+    ledger = Ledger()
+    ledger.arrived(taken=10, accepted=10, masked=0)
+    ledger.settled(undelivered=0, dropped={}, missing=missing, surplus=0, inherited=0)
+    ledger.settled(undelivered=0, dropped={}, missing=0, surplus=surplus, inherited=0)
+    got = ledger.snapshot()
+    assert (got["error"], got["taken"]) == (error, 10 + missing - surplus)
+    other = Ledger()
+    other.restore(got)
+    assert other.snapshot() == got
+
+
+def test_what_is_taken_back_leaves_nothing() -> None:
+    ledger = Ledger()
+    ledger.arrived(taken=10, accepted=10, masked=0)
+    before = ledger.snapshot()
+    for sign in (1, -1):
+        dropped = {"non_finite": sign * 2}
+        ledger.settled(undelivered=sign * 4, dropped=dropped, missing=sign, surplus=0, inherited=sign * 7)
+    after = ledger.snapshot()
+    assert {name: number for name, number in after["dropped"].items() if number} == {}
+    assert after | {"dropped": {}} == before
 
 
 def test_restored_it_says_the_same() -> None:

@@ -23,7 +23,7 @@ from learner.roster import Roster
 from learner.slots import SlotTable, Verdict
 from learner.writer import UnrollWriter
 from pipeline.ledger import Ledger
-from pipeline.protocol import Hello, Report
+from pipeline.protocol import GroupReport, Hello, Report
 from pipeline.requests import Joined, Left, StepRequest
 from pipeline.rows import FIRST, ROW, TERMINATED
 from pipeline.spaces import Leaf, Spaces
@@ -49,6 +49,7 @@ class Worker:
 
     def _step(self) -> None:
         self.steps = 0 if self.steps in (-1, LENGTH) else self.steps + 1
+        self.last = 2 * (self.steps > 0)
         self.index += self.steps > 0
         self.taken = 2 * self.index
         self.sequence += 1
@@ -59,6 +60,9 @@ class Worker:
 
     def answered(self) -> None:
         self._step()
+
+    def report(self) -> Report:
+        return Report(taken=self.taken, groups=(GroupReport(2, self.taken, self.last),))
 
     def request(self, worker: int) -> StepRequest:
         buffers = [self.rows.tobytes(), np.zeros((2, 1), np.float32).tobytes()]
@@ -93,7 +97,7 @@ class Learner:
         self.store, self.seen_epoch = store, store.epoch
         self._queue: deque[Unroll] = deque()
         self.ledger = Ledger()
-        known = recover(checkpoint, store.view(), self.ledger, "oldest") if checkpoint else Recovered({}, {})
+        known = recover(checkpoint, store.view(), self.ledger, "oldest") if checkpoint else Recovered()
         assembler = Assembler(LAYOUT, 16)
         self.table = SlotTable(16)
         self.roster = Roster(
@@ -106,6 +110,7 @@ class Learner:
             known=known.known,
             settled=known.settled,
             seeds=lambda _lane, _count: 1,
+            restored=known.restored,
         )
         self.collector = Collector(
             assembler=assembler,
@@ -113,7 +118,7 @@ class Learner:
             ledger=self.ledger,
             episodes=Episodes(9, 16),
             evaluations=Episodes(9, 16),
-            gap_reason="learner_restart",
+            inherited=self.table.inherited,
         )
         self.checkpoint = self.save()
 
@@ -133,7 +138,7 @@ class Learner:
         self.collector.collect(batch, acted, 1)
 
     def leave(self, index: int, run: int, report: Report | None) -> None:
-        self.submit(self.roster.leave(Left(index, run, "bye", report)))
+        self.submit(self.roster.leave(Left(index, run, "lease" if report is None else "bye", report)))
 
     def put(self) -> None:
         if self._queue:
@@ -187,7 +192,7 @@ class Lineage:
         if self.learner.table.get(index, dead.run) is not None:
             self.learner.leave(index, dead.run, None)
         unsaid = {} if dead.sequence else dead.reports  # of runs before it, where it was not heard
-        self.workers[index] = Worker(next(self.runs), {**unsaid, dead.run: Report(taken=dead.taken)})
+        self.workers[index] = Worker(next(self.runs), {**unsaid, dead.run: dead.report()})
 
     def learner_dies(self) -> None:
         """Sometimes with the broker: then workers come back under other indices."""
@@ -202,7 +207,7 @@ class Lineage:
     def finish(self) -> dict[str, Any]:
         for index, worker in self.workers.items():
             self.learner.serve(worker, index)
-            self.learner.leave(index, worker.run, Report(taken=worker.taken))
+            self.learner.leave(index, worker.run, worker.report())
             self.truth[worker.run] = worker.taken
         while self.learner._queue:
             self.learner.put()

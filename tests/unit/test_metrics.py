@@ -34,7 +34,7 @@ from pipeline.routing.reading import read
 from pipeline.routing.router import Router
 from pipeline.stages import BUSY, MESSAGES, Stage
 from pipeline.stopping import StopToken
-from workers.block import At
+from workers.block import At, Of
 from workers.tally import Tally
 
 pytestmark = pytest.mark.unit
@@ -152,20 +152,26 @@ class FakeBlock:
 
     def __init__(self, taken: int) -> None:
         self.numbers = [0] * len(At)
-        self.numbers[At.TAKEN] = taken
+        self.taken = taken
         self.phase, self.since_seconds = At.STEP, 0.0
+
+    def count(self, of: Of) -> int:
+        return self.taken if of is Of.TAKEN else 0
+
+    def faults(self) -> dict[str, int]:
+        return {}
 
 
 def test_a_worker_s_counters_go_on_over_its_children() -> None:
     tally = Tally()
-    assert tally.read().numbers[At.TAKEN] == 0 and tally.read().restarts == 0
+    assert tally.read().numbers[Of.TAKEN] == 0 and tally.read().restarts == 0
     for number, taken in enumerate((5, 7)):
         tally.begins(FakeBlock(taken))  # type: ignore[arg-type]
         assert tally.read().restarts == number
-        before = tally.read().numbers[At.TAKEN]
+        before = tally.read().numbers[Of.TAKEN]
         tally.ends({"env_errors": number + 1})
-        assert tally.read().numbers[At.TAKEN] == before and tally.read().phase is None
-    assert tally.read().numbers[At.TAKEN] == 12
+        assert tally.read().numbers[Of.TAKEN] == before and tally.read().phase is None
+    assert tally.read().numbers[Of.TAKEN] == 12
     assert tally.read().faults["env_errors"] == 2
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from pipeline.errors import ComponentError, UnreachableError
 from pipeline.protocol import Hello, Kind, Report, decode, encode
-from workers.actions import Abandon, Begin, Finish, Reconnect, Say, Send, Step, Timing
-from workers.session import MALFORMED_ACTIONS, Session, State
+from workers.actions import Abandon, Begin, Finish, Reconnect, Say, Send, State, Step, Timing
+from workers.session import MALFORMED_ACTIONS, Session
 
 pytestmark = pytest.mark.unit
 RUN = 7
@@ -236,7 +236,7 @@ def test_a_drain_waits_for_replies_executes_none_and_says_bye(by):
     found = stage.actions(1, 1)
     assert kinds(found) == [Kind.BYE] and fields(found[0])[1]["taken"] == 3
     assert kinds(stage.tick(1.0)) == [Kind.BYE]
-    assert stage.get(Kind.GOODBYE) == [Finish(None, booked=True)]
+    assert stage.get(Kind.GOODBYE) == [Finish(None, booked=Report(taken=3))]
 
 
 def test_a_drain_in_the_midst_of_a_step_delivers_that_step():
