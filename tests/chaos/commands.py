@@ -15,7 +15,10 @@ from tests.runs import settings
 
 VTRACE, R2D2 = "cartpole_vtrace", "cartpole_r2d2"
 REPOSITORY = Path(__file__).parents[2]
-WORKERS = 4
+WORKERS, ENVIRONMENTS = 4, 8
+"""Workers, and environments of each."""
+REMOTE = WORKERS // 2
+"""Workers behind the link, where there is one."""
 THROUGH_MIDDLE = 0
 """Index of the worker that speaks to the broker through the man in the middle."""
 CHECKPOINT_SECONDS = 5.0
@@ -35,7 +38,7 @@ SETTINGS = (
     "environment.reset_timeout_seconds=20",
     "environment.fault_budget=100000",
     f"environment.max_memory_bytes={LEAK_BYTES}",
-    "workers.envs=8",
+    f"workers.envs={ENVIRONMENTS}",
     "workers.reply_timeout_seconds=2",
     "broker.placement=process",
     "broker.lease_seconds=5",

@@ -5,23 +5,33 @@ Recovered: trained transitions grow again, and every worker was heard of since a
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import psutil
 
 from pipeline.launch.processes import BROKER, LEARNER, STORE
 from tests.chaos import environment
-from tests.chaos.commands import CHECKPOINT_SECONDS, JOINING, REPOSITORY
+from tests.chaos.commands import CHECKPOINT_SECONDS, ENVIRONMENTS, JOINING, REMOTE, REPOSITORY
 from tests.chaos.link import Link
 from tests.chaos.middle import Fate
 from tests.chaos.pipeline import STOP_SECONDS, Pipeline, pick
+from tests.chaos.report import UNDELIVERED
 
 Inject = Callable[[Pipeline, random.Random], None]
+
+_RESTART, _LOST = {"learner_restart": math.inf}, {"store_lost": math.inf}
+_AWAY = {"seam": float(ENVIRONMENTS)}
+"""A worker that loses its lease and comes back: each of its environments' transition to its first row after it."""
+_DIES = {UNDELIVERED: float(ENVIRONMENTS)}
+"""A worker that ends without its last replies: each of its environments has one transition under way, at most."""
+_NOT_FINITE = {"worker_non_finite": 1.0}
 
 KILLED, TERMINATED = (-signal.SIGKILL,), (-signal.SIGTERM, 143, 0)
 LEARNER_START_SECONDS = 60.0
@@ -45,13 +55,13 @@ class Fault(NamedTuple):
 
     Attributes:
         recovery_seconds: The bound.
-        explains: Reasons of the ledger under which it may cost transitions.
+        explains: What it may cost: reason of the ledger, or undelivered, -> so many transitions.
     """
 
     name: str
     inject: Inject
     recovery_seconds: float
-    explains: frozenset[str] = frozenset()
+    explains: Mapping[str, float] = MappingProxyType({})
 
 
 def _kill(role: str) -> Inject:
@@ -318,11 +328,11 @@ def network(link: Link) -> list[Fault]:
         finally:
             link.shape()
 
-    return [Fault("network.slow", slow, 20.0), Fault("network.partition", partition, 30.0)]
+    return [
+        Fault("network.slow", slow, 20.0),
+        Fault("network.partition", partition, 30.0, {reason: most * REMOTE for reason, most in _AWAY.items()}),
+    ]
 
-
-_RESTART = frozenset({"learner_restart"})
-_LOST = frozenset({"store_lost"})
 
 FAULTS = {
     fault.name: fault
@@ -334,21 +344,18 @@ FAULTS = {
         Fault("learner.kill_while_starting", _kill_while_starting, LEARNER_START_SECONDS, _RESTART),
         Fault("learner.kill_while_draining", _kill_while_draining, LEARNER_START_SECONDS, _RESTART),
         Fault("learner.kill_with_broker", _kill_both, LEARNER_START_SECONDS, _RESTART),
-        Fault("learner.kill_after_store_loss", _kill_after_store_loss, LEARNER_START_SECONDS, _RESTART | _LOST),
+        Fault("learner.kill_after_store_loss", _kill_after_store_loss, LEARNER_START_SECONDS, {**_RESTART, **_LOST}),
         Fault("broker.kill", _kill(BROKER), 20.0),
         Fault("broker.terminate", _terminate(BROKER), 20.0),
         Fault("broker.suspend", _suspend(BROKER), 20.0),
-        Fault("worker.kill", _kill("worker"), WORKER_START_SECONDS),
-        Fault("worker.terminate", _terminate("worker"), WORKER_START_SECONDS),
+        Fault("worker.kill", _kill("worker"), WORKER_START_SECONDS, _DIES),
+        Fault("worker.terminate", _terminate("worker"), WORKER_START_SECONDS, _DIES),
         Fault("worker.suspend", _suspend("worker"), 20.0),
-        Fault("environments.kill", _environments(signal.SIGKILL), WORKER_START_SECONDS),
+        Fault("environments.kill", _environments(signal.SIGKILL), WORKER_START_SECONDS, _DIES),
         Fault("environments.terminate", _environments(signal.SIGTERM), 20.0),
-        Fault("environments.suspend", _suspend_environments, WORKER_START_SECONDS),
-        *(Fault(f"environment.{fault}", _misbehave(fault), WORKER_START_SECONDS) for fault in environment.FATAL),
-        *(
-            Fault(f"environment.{fault}", _misbehave(fault), 20.0, frozenset({"worker_non_finite"}))
-            for fault in environment.NON_FINITE
-        ),
+        Fault("environments.suspend", _suspend_environments, WORKER_START_SECONDS, {**_AWAY, **_DIES}),
+        *(Fault(f"environment.{fault}", _misbehave(fault), WORKER_START_SECONDS, _DIES) for fault in environment.FATAL),
+        *(Fault(f"environment.{fault}", _misbehave(fault), 20.0, _NOT_FINITE) for fault in environment.NON_FINITE),
         Fault("store.kill", _kill_store, STORE_SECONDS, _LOST),
         Fault("store.terminate", _terminate_store, STORE_SECONDS),
         Fault("store.suspend", _suspend(STORE), STORE_SECONDS),
@@ -360,7 +367,7 @@ FAULTS = {
         Fault("store.read_only", _read_only, STORE_SECONDS),
         Fault("store.misconf", _misconf, STORE_SECONDS),
         *(Fault(f"messages.{name}", _messages(*what), 20.0) for name, what in MESSAGES.items()),
-        Fault("environment.leak", _leak, WORKER_START_SECONDS),
+        Fault("environment.leak", _leak, WORKER_START_SECONDS, _DIES),
         Fault("join.storm", _join, 20.0),
     )
 }

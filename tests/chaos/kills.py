@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import time
@@ -39,7 +40,7 @@ def learner_kills(number: int, seed: int, redis_server: Path | None, while_savin
         while_saving: There is a checkpoint a second, and only kills count that leave half of one; each is resumed.
     """
     print(f"seed {seed}", flush=True)
-    rng, report = random.Random(seed), Report(explained={"learner_restart"})
+    rng, report = random.Random(seed), Report(explained={"learner_restart": math.inf})
     left: list[Left] = []
     seconds = SAVING_SECONDS if while_saving else CHECKPOINT_SECONDS
     stack = started(report, redis_server=redis_server, checkpoint_seconds=seconds)

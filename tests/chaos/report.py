@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+UNDELIVERED = "undelivered"
 
 
 @dataclass
@@ -15,23 +18,34 @@ class Report:
     Attributes:
         recoveries: (fault, seconds that recovery took).
         failures: Bounds that did not hold, in words.
-        explained: Reasons of the ledger under which the faults so far may have cost transitions.
+        explained: What the faults so far may have cost: reason of the ledger, or ``UNDELIVERED`` -> transitions.
         ledger: The last one.
     """
 
     solved: bool = False
     recoveries: list[tuple[str, float]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    explained: set[str] = field(default_factory=set)
+    explained: dict[str, float] = field(default_factory=dict)
     by_kind: Counter[str] = field(default_factory=Counter)
     ledger: dict[str, Any] = field(default_factory=dict)
 
+    def injected(self, name: str, explains: Mapping[str, float]) -> None:
+        """A fault is about to be injected."""
+        self.by_kind[name] += 1
+        for reason, most in explains.items():
+            self.explained[reason] = self.explained.get(reason, 0.0) + most
+
+    @property
+    def unexplained(self) -> dict[str, int]:
+        """What was dropped, or taken and not delivered, beyond what the faults explain."""
+        lost = {UNDELIVERED: self.ledger.get("undelivered", 0), **self.ledger.get("dropped", {})}
+        beyond = {reason: number - self.explained.get(reason, 0.0) for reason, number in lost.items()}
+        return {reason: int(number) for reason, number in beyond.items() if number > 0}
+
     @property
     def steps_lost(self) -> int:
-        """|error|, and drops under reasons that no injected fault explains."""
-        dropped = self.ledger.get("dropped", {})
-        unexplained = {reason: number for reason, number in dropped.items() if reason not in self.explained}
-        return abs(int(self.ledger.get("error", 0))) + sum(unexplained.values())
+        """|error|, and what no injected fault explains."""
+        return abs(int(self.ledger.get("error", 0))) + sum(self.unexplained.values())
 
     @property
     def ledger_closes(self) -> bool:
@@ -46,7 +60,10 @@ class Report:
         if not self.ledger_closes:
             self.fail(f"the ledger does not close: {self.ledger}")
         elif self.steps_lost:
-            self.fail(f"{self.steps_lost} steps lost that no fault explains: {self.ledger}")
+            explained = ", ".join(f"{most:g} {reason}" for reason, most in sorted(self.explained.items())) or "nothing"
+            self.fail(
+                f"steps lost that no fault explains: {self.unexplained}; the faults explain {explained}: {self.ledger}"
+            )
         slowest: dict[str, float] = {}
         for name, seconds in self.recoveries:
             slowest[name] = max(seconds, slowest.get(name, 0.0))

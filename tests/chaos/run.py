@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import tempfile
@@ -117,8 +118,10 @@ def started(
         pipeline.look = watch.look
         if recovery(pipeline, time.monotonic(), START_SECONDS) is None:
             report.fail(f"nothing is trained within {START_SECONDS:g} s")
+        with pipeline.admin() as admin:
+            epoch = admin.get(_prefix(pipeline) + "epoch")
         yield pipeline, watch
-        finish(pipeline, report)
+        finish(pipeline, report, epoch)
         for leak in watch.leaks():
             report.fail(leak)
     left_behind(pipeline, report)
@@ -144,16 +147,16 @@ def storm(
         name = " + ".join(fault.name for fault in dealt)
         try:
             for fault in dealt:
-                report.by_kind[fault.name] += 1
-                report.explained |= fault.explains
+                report.injected(fault.name, fault.explains)
                 fault.inject(pipeline, rng)
         except RuntimeError as error:
             report.fail(f"{name}: {error}")
         bound = sum(fault.recovery_seconds for fault in dealt)
         took = _recover(pipeline, name, bound, report)
-        error = pipeline.summary()["ledger"]["error"]  # checked when nothing is in flight any more
-        open_books = f"; the ledger is open by {error}" if error else ""
+        ledger = pipeline.summary()["ledger"]  # its error is checked when nothing is in flight any more
+        open_books = f"; the ledger is open by {ledger['error']}" if ledger["error"] else ""
         print(f"{time.monotonic() - began:7.1f} s  {name}: recovered after {took:.1f} s{open_books}", flush=True)
+        print(f"           {json.dumps(ledger)}", flush=True)
         report.recoveries += [(fault.name, took) for fault in dealt]
         surprised(pipeline, name, report)
 
@@ -199,35 +202,40 @@ def recovery(pipeline: Pipeline, released: float, bound: float) -> float | None:
     return time.monotonic() - released if served else None
 
 
-def finish(pipeline: Pipeline, report: Report) -> None:
-    """Drains, and compares the ledger with the store's own books."""
-    replay = pipeline.preset == R2D2
+def finish(pipeline: Pipeline, report: Report, epoch: Any) -> None:
+    """Drains, and compares the ledger with the store's own books, whose ``epoch`` was this at the start."""
     with pipeline.admin() as admin:
         pipeline.end()
-        stored: Any = admin.hgetall("seedmq:replay:books" if replay else "seedmq:books")
+        stored: Any = admin.hgetall(_prefix(pipeline) + "books")
         books = {k.decode(): int(v) for k, v in stored.items()}
+        same = admin.get(_prefix(pipeline) + "epoch") == epoch
     surprised(pipeline, "the end", report)
     report.ledger = ledger = pipeline.summary()["ledger"]
-    for words in (_replay_differences if replay else _fifo_differences)(ledger, books):
+    whole = same and "store_lost" not in ledger["dropped"]  # a store that is emptied has lost nothing if it was empty
+    for words in (_replay_differences if pipeline.preset == R2D2 else _fifo_differences)(ledger, books, whole):
         report.fail(words)
 
 
-def _fifo_differences(ledger: Mapping[str, Any], books: Mapping[str, int]) -> Iterator[str]:
+def _prefix(pipeline: Pipeline) -> str:
+    """Of the store's keys."""
+    return "seedmq:replay:" if pipeline.preset == R2D2 else "seedmq:"
+
+
+def _fifo_differences(ledger: Mapping[str, Any], books: Mapping[str, int], whole: bool) -> Iterator[str]:
     applied = ledger["trained"] + ledger["rolled_back"]
-    if "store_lost" not in ledger["dropped"] and applied != books["acknowledged_total"]:
+    if whole and applied != books["acknowledged_total"]:
         yield f"applied {applied} transitions, of which the store has acknowledged {books['acknowledged_total']}"
     if ledger["waiting"]["store"] + ledger["waiting"]["prefetch"] != books["waiting"]:
         yield f"the store holds {books['waiting']} transitions, and not as in {ledger}"
 
 
-def _replay_differences(ledger: Mapping[str, Any], books: Mapping[str, int]) -> Iterator[str]:
+def _replay_differences(ledger: Mapping[str, Any], books: Mapping[str, int], whole: bool) -> Iterator[str]:
     """Updates leave the replay as it is: its books are what was inserted, what of it was evicted, and what is there."""
     if ledger["resident"] != books["resident"]:
         yield f"the store holds {books['resident']} transitions, the ledger says {ledger['resident']}"
-    if "store_lost" not in ledger["dropped"]:
-        for name in ("inserted", "evicted"):
-            if ledger[name] != books[f"{name}_total"]:
-                yield f"the store has {name} {books[f'{name}_total']} transitions, the ledger says {ledger[name]}"
+    for name in ("inserted", "evicted") if whole else ():
+        if ledger[name] != books[f"{name}_total"]:
+            yield f"the store has {name} {books[f'{name}_total']} transitions, the ledger says {ledger[name]}"
 
 
 def left_behind(pipeline: Pipeline, report: Report) -> None:

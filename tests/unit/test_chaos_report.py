@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from tests.chaos.report import Report
 
-LEDGER = {"error": 0, "dropped": {"learner_restart": 5, "store_lost": 2}}
+LEDGER = {"error": 0, "undelivered": 0, "dropped": {"learner_restart": 5, "store_lost": 2}}
+BOTH = {"learner_restart": math.inf, "store_lost": math.inf}
 
 
 def closed(report: Report, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, object]]:
@@ -17,7 +19,7 @@ def closed(report: Report, capsys: pytest.CaptureFixture[str]) -> tuple[int, dic
 
 
 def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report(ledger=LEDGER, explained={"learner_restart", "store_lost"}, solved=True)
+    report = Report(ledger=LEDGER, explained=BOTH, solved=True)
     report.by_kind.update(["store.kill", "learner.kill", "learner.kill"])
     report.recoveries += [("store.kill", 1.5), ("learner.kill", 12.25), ("learner.kill", 3.0)]
     code, line = closed(report, capsys)
@@ -33,8 +35,32 @@ def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_drops_that_no_fault_explains_are_lost_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    code, line = closed(Report(ledger=LEDGER, explained={"learner_restart"}), capsys)
+    code, line = closed(Report(ledger=LEDGER, explained={"learner_restart": math.inf}), capsys)
     assert code == 1 and line["steps_lost"] == 2 and line["ledger_closes"]
+
+
+@pytest.mark.parametrize(("lost", "unexplained"), [(8, 0), (16, 0), (20, 4)])
+@pytest.mark.parametrize("where", ["undelivered", "seam"])
+def test_each_fault_explains_so_many_and_no_more(
+    where: str, lost: int, unexplained: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(ledger={"error": 0, "undelivered": 0, "dropped": {}})
+    for _ in range(2):
+        report.injected("worker.kill", {where: 8.0})
+    if where == "undelivered":
+        report.ledger["undelivered"] = lost
+    else:
+        report.ledger["dropped"][where] = lost
+    code, line = closed(report, capsys)
+    assert line["steps_lost"] == unexplained and code == (unexplained > 0)
+    assert report.unexplained == ({where: unexplained} if unexplained else {})
+
+
+def test_what_is_undelivered_after_no_fault_that_explains_it_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(ledger={"error": 0, "undelivered": 4, "dropped": {}})
+    report.injected("broker.kill", {})
+    code, line = closed(report, capsys)
+    assert code == 1 and line["steps_lost"] == 4 and line["ledger_closes"]
 
 
 @pytest.mark.parametrize("error", [3, -3])
@@ -49,6 +75,6 @@ def test_a_run_without_a_ledger_fails(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_bound_that_does_not_hold_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report(ledger=LEDGER, explained={"learner_restart", "store_lost"})
+    report = Report(ledger=LEDGER, explained=BOTH)
     report.fail("learner.kill: not recovered within 60 s")
     assert closed(report, capsys)[0] == 1
