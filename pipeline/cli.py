@@ -255,12 +255,15 @@ def adjust(run_dir: Path, assignments: tuple[str, ...]) -> int:
 @click.option("--episodes", type=click.IntRange(min=1), default=200, show_default=True)
 @click.option("--mode", type=click.Choice(["greedy", "sample"]), default="greedy", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True)
+@click.option(
+    "--max-steps", type=click.IntRange(min=1), default=100_000, show_default=True, help="Fail at a longer episode."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, as_json: bool) -> int:
+def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, max_steps: int, as_json: bool) -> int:  # noqa: PLR0917
     """Play episodes with a run's newest checkpoint."""
     from pipeline.launch import evaluate as launcher
 
-    return launcher.evaluate(run_dir, episodes, mode, seed, as_json)
+    return launcher.evaluate(run_dir, episodes, mode, seed, as_json, max_steps=max_steps)
 
 
 @seedmq.command()

@@ -61,3 +61,19 @@ def test_the_time_bounds_a_run_over_a_crash_and_a_resume(commands, until):
     assert again.returncode == 2, again.stdout
     assert again.stdout.startswith("error: run.max_seconds = 8: the run has had "), again.stdout
     assert "--set run.max_seconds=null" in again.stdout
+
+
+def test_an_environment_that_never_ends_an_episode(commands):
+    """A run ends at its limit, without a mean; its evaluation is bounded, and says why."""
+    endless = settings("environment.id=tests.counter_env:Counter-v0", "environment.kwargs={length: 1000000000}")
+    evaluated = settings("evaluation.workers=1", "evaluation.envs=2", "evaluation.max_steps=20", "run.max_steps=20000")
+    arguments = [*SMALL, *endless, *evaluated, "--run-dir", "run"]
+    result = commands.run("run", PRESET, *arguments, PYTHONPATH=REPOSITORY)
+    assert result.returncode == 0 and "no episode finished" in result.stdout, result.stdout
+    evaluation = summary(commands.cwd / "run")["evaluation"]
+    assert evaluation["voided_rounds"] >= 1 and evaluation["rounds"] == 0
+    assert "has not ended after 20 steps (evaluation.max_steps)" in (commands.cwd / "run/logs/learner.log").read_text()
+    played = commands.run("eval", "run", "--episodes", "4", "--max-steps", "100", PYTHONPATH=REPOSITORY)
+    assert played.returncode == 3, played.stdout
+    (line,) = errors(played)
+    assert line == "error: no episode has ended after 100 steps (--max-steps): does the environment ever end one?"

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from pipeline.config.tree import RunSection
+from pipeline.errors import EnvironmentFailure
 from pipeline.launch.children import error_line, last_logged
-from pipeline.launch.evaluate import Ended, Schedule, ended_in, summarize
+from pipeline.launch.evaluate import Ended, Schedule, Shown, ended_in, summarize
 from pipeline.launch.progress import Progress, duration, ending, ledger_error, line, seconds_left
 from pipeline.launch.status_text import bottleneck_lines, plain, render
 from pipeline.rows import FIRST, NO_REPLY, ROW, TERMINATED, TRUNCATED
@@ -135,6 +136,38 @@ def test_last_logged():
 
 def ended(*pairs):
     return Ended(np.array([e for e, _ in pairs]), np.array([r for _, r in pairs], float))
+
+
+def test_an_episode_without_an_end_is_said_where_it_is_waited_for():
+    schedule, none, both = Schedule(3, 2), np.zeros(2, bool), np.ones(2, bool)
+    assert schedule.advance(both) == 0
+    for step in range(1, 51):
+        assert schedule.advance(none) == step
+        schedule.check(50)
+    schedule.advance(none)
+    with pytest.raises(EnvironmentFailure, match=r"no episode has ended after 50 steps \(--max-steps\)"):
+        schedule.check(50)
+    schedule.book(ended((1, 1.0)))
+    assert schedule.advance(np.array([False, True])) == 52
+    with pytest.raises(EnvironmentFailure, match=r"1 of 2 .* not ended after 50 steps .*; 1 of 3 episodes had ended"):
+        schedule.check(50)
+    schedule.book(ended((0, 1.0)))
+    schedule.advance(np.array([True, False]))
+    for _ in range(50):
+        schedule.advance(none)
+    schedule.check(50)  # environment 1 has played its share: how long it goes on is no matter
+
+
+def test_an_evaluation_says_how_far_it_is(capsys):
+    now = [0.0]
+    with Shown(200, lambda: now[0]) as shown:
+        for second in range(25):
+            now[0] = float(second)
+            shown.update(second, 1000 * second)
+    assert capsys.readouterr().err.splitlines() == [
+        "10 s: 10 of 200 episodes have ended, the longest of the others has taken 10,000 steps",
+        "20 s: 20 of 200 episodes have ended, the longest of the others has taken 20,000 steps",
+    ]
 
 
 def test_episodes_are_assigned_beforehand():
