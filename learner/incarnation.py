@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.overwritten import overwrite
+from pipeline.config.tree import Config
 from pipeline.errors import CheckpointError, UnwrittenError
 from pipeline.run_dir import read_json
 from pipeline.streams import Lane, Role, Stream, environment_seed
@@ -74,6 +75,11 @@ class Incarnation:
         except OSError as error:
             raise UnwrittenError(f"counting the run's random streams in {self._path} failed: {error}") from error
         self._reserved = reserved
+
+
+def incarnation_of(config: Config, checkpoints: Path) -> Incarnation:
+    """Of the run whose checkpoints stand there; raises as ``Incarnation``."""
+    return Incarnation(checkpoints / "streams.json", config.run.seed)
 
 
 def _opened(path: Path, found: dict[str, Any]) -> tuple[int, dict[Lane, int]]:

@@ -25,7 +25,7 @@ from learner.collector import Collector
 from learner.depth import StoreDepth
 from learner.episodes import Episodes
 from learner.evaluator import Evaluator
-from learner.incarnation import Incarnation
+from learner.incarnation import incarnation_of
 from learner.inference import InferenceLoop, Serving
 from learner.lease import owned
 from learner.lineage import Lineage
@@ -168,7 +168,7 @@ class Learner:
 
     def _train(self, agent: Agent, stores: Stores, checkpoint: Checkpoint | None, inference: OwnedThread) -> None:
         config = self.config
-        self.incarnation = Incarnation(self.directory.checkpoints / "streams.json", config.run.seed)
+        self.incarnation = incarnation_of(config, self.directory.checkpoints)
         trainer = agent.trainer()
         # assembler -> writer -> store -> feed -> training loop
         policy = (self._version, self.lineage, self.incarnation.stream(Role.REPLAY).generator())

@@ -56,7 +56,7 @@ def train(tmp_path: Path, acted: list[list[int]], restored: int = 0, jump: int =
         trainer=script,
         feed=script,
         ledger=Ledger(),
-        episodes=Episodes(9),
+        episodes=Episodes(9, 4),
         limits=Limits(None, None, None),
         frame_skip=1,
         version=version,
