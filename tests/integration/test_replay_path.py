@@ -36,11 +36,11 @@ AT_START, MORE = 24, 4
 R2D2 = {"burn_in": 2, "n_steps": 2, "dueling_hidden": 8}
 
 
-def played(backend: EmbeddedServer | None, prefix: str) -> tuple[Pipeline, list[Unroll]]:
+def played(backend: EmbeddedServer | None, prefix: str, capacity: int) -> tuple[Pipeline, list[Unroll]]:
     """What was acted with, and more unrolls than a test needs, of many different priorities."""
     store = {"backend": "memory"} if backend is None else {"url": backend.url, "prefix": prefix}
     replay = {
-        "capacity": 100,
+        "capacity": capacity,
         "min_size": AT_START,
         "samples_per_insert": K,
         "tolerance": 2.0 * BATCH,
@@ -86,12 +86,15 @@ class Road:
         records = np.stack([unroll.record for unroll in unrolls])
         fields = self.pipeline.agent.layout.view(records)
         values = initial_priorities(fields, self.pipeline.config.r2d2).astype(np.float64)
-        for unroll in unrolls:
-            self.path.writer.submit([unroll])
-        until(lambda: self.store.counts().items == len(self.table) + len(unrolls), pause)
-        ids = self.store.entries().ids.tolist()[-len(unrolls) :]
-        assert not set(ids) & set(self.table)
-        self.table |= dict(zip(ids, values.tolist(), strict=True))
+        before = self.store.counts().inserted_items
+        self.path.writer.submit(unrolls)
+        until(lambda: self.store.counts().inserted_items == before + len(unrolls), pause)
+        until(lambda: not self.path.writer.backlog, pause)  # the learner's side knows of it, too
+        resident = self.store.entries().ids.tolist()
+        new = resident[-len(unrolls) :]
+        assert not set(new) & set(self.table)
+        self.table |= dict(zip(new, values.tolist(), strict=True))
+        self.table = {key: self.table[key] for key in resident}
 
     def check_drawn(self, batch: Batch) -> None:
         """Records and importance weights of a batch that was drawn from ``table``."""
@@ -148,10 +151,11 @@ def priorities_of(store: Any) -> dict[int, float]:
     return dict(zip(entries.ids.tolist(), entries.priorities.tolist(), strict=True))
 
 
+@pytest.mark.parametrize("capacity", [100, AT_START], ids=["with room", "the oldest are evicted"])
 def test_priorities_importance_weights_and_the_limiter_over_a_restart(
-    backend: EmbeddedServer | None, prefix: str
+    backend: EmbeddedServer | None, prefix: str, capacity: int
 ) -> None:
-    pipeline, unrolls = played(backend, prefix)
+    pipeline, unrolls = played(backend, prefix, capacity)
     stores = Stores(pipeline.config.store, pipeline.config.replay)
     with Road(pipeline, stores) as road:
         road.path.begin()
@@ -180,4 +184,8 @@ def test_priorities_importance_weights_and_the_limiter_over_a_restart(
         road.insert(unrolls[AT_START + MORE : AT_START + 2 * MORE])
         (batch,) = road.get(1)
         road.check_drawn(batch)
-        assert road.ledger.snapshot()["error"] == 0
+        ledger = road.ledger.snapshot()
+        number = min(capacity, AT_START + 2 * MORE)
+        evicted = unrolls[: AT_START + 2 * MORE - number]
+        assert (len(road.table), ledger["error"]) == (number, 0)
+        assert ledger["evicted"] == sum(unroll.valid for unroll in evicted)
