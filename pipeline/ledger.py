@@ -10,12 +10,12 @@ With a replay, ``samples`` (trained valid transitions, repeats counted) is a cou
     accepted = inserted + waiting (assembler) + dropped
     inserted = resident + evicted
 
-Every term is booked by the event that causes it, by the thread that sees it. The exception is a restart (``recovered``):
-what it finds lost is a difference between the checkpoint's books and the store's, not below 0. Of a run that lives
-``taken`` is what its rows tell; of one that ended it is what its worker said, who counts for himself. What came beyond
-that is ``surplus``, an error like what is missing. ``error`` is what the two equations fail to close by, read under one
-lock: 0 after every drain. ``in_flight`` is in no equation: what living workers had taken when they spoke last, and had
-not come.
+Every term is booked by the event that causes it, by the thread that sees it. The exception is a restart
+(``recovered``): what it finds lost is a difference between the checkpoint's books and the store's, at least 0. Of a
+run that lives ``taken`` is what its rows tell; of one that ended it is what its worker said, who counts for himself.
+What came beyond that is ``surplus``, an error like what is missing. ``error`` is what the two equations fail to close
+by, read under one lock: 0 after every drain. ``in_flight`` is in no equation: what living workers had taken when they
+spoke last, and had not come.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ class Learner:
         pipeline, self.stop, self.threads_stop = acted.pipeline, StopToken(), StopToken()
         self.pipeline, self.ledger, self.trainer, lineage = pipeline, ledger, pipeline.agent.trainer(), Lineage()
         config, self.directory = pipeline.config, acted.directory
+        episodes = Episodes(10, config.slots)
         self.path = open_path(
             Context(
                 config, acted.stores, pipeline.agent, self.trainer, ledger,
@@ -109,7 +110,7 @@ class Learner:
         )
         self.saver = Saver(
             directory=acted.directory, keep=2, trainer=self.trainer, path=self.path, ledger=ledger,
-            inference=self.inference, roster=pipeline.roster, episodes=Episodes(10), spaces=pipeline.agent.spaces,
+            inference=self.inference, roster=pipeline.roster, episodes=episodes, spaces=pipeline.agent.spaces,
             before=Before(), lineage=lineage, stop=self.stop, threads_stop=self.threads_stop,
         )  # fmt: skip
 
