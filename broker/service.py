@@ -12,6 +12,7 @@ from pipeline import keys
 from pipeline.admission import Admission
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED
+from pipeline.files import require_for_workers
 from pipeline.metrics.endpoint import served
 from pipeline.sockets import Context
 from pipeline.stopping import StopToken
@@ -26,9 +27,10 @@ def serve(config: Config, stop: StopToken) -> int:
         The exit code: 0, or 128 + signal where a signal asked for the end.
 
     Raises:
-        ConfigError: an endpoint is malformed, taken, or off the loopback without keys.
+        ConfigError: an endpoint is malformed, taken, or off the loopback without keys; too few files may be open.
         Exception: what ended a thread.
     """
+    require_for_workers("broker", config)
     context: Context = zmq.Context()
     try:
         with Admission(context, config.broker, config.security, (keys.WORKERS, keys.LEARNERS)) as admission:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline import logs
+from pipeline import files, logs
 from pipeline.config.tree import Config
 from pipeline.store.redis_client import RedisServer
 
@@ -31,9 +31,13 @@ def prepare(config: Config) -> None:
     """Refuses what no learner can begin with, then loads TensorFlow.
 
     Raises:
-        ConfigError: no ``store.url``, or a password file that cannot be read.
+        ConfigError: no ``store.url``, a password file that cannot be read, or too few files may be open.
         ModuleNotFoundError: TensorFlow is not installed.
     """
+    if config.broker.placement == "embedded":
+        files.require_for_workers("learner", config)
+    else:
+        files.require("learner")
     if config.store.backend == "redis":
         RedisServer.from_settings(config.store)
     load_tensorflow()

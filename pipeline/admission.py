@@ -8,9 +8,9 @@ ZeroMQ closes it as if the peer had gone.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import resource
 import socket as sockets
 import struct
 import time
@@ -22,7 +22,7 @@ from types import TracebackType
 import zmq
 import zmq.utils.z85
 
-from pipeline import keys
+from pipeline import files, keys
 from pipeline.config.tree import BrokerSection, SecuritySection
 from pipeline.connections import REASONS, Connections, Cut, Heard
 from pipeline.errors import ConfigError
@@ -38,7 +38,6 @@ POLL_MILLISECONDS = 200
 KEYS_SECONDS = 1.0  # how often the authorized keys are looked at
 VOUCH_SECONDS = 2.0  # after a revocation, for every peer to be heard in; twice ``traffic.PERIOD_SECONDS``
 LOG_SECONDS = 10.0
-SPARE_FILES = 256  # descriptors for everything that is no connection
 WAITING_REPORTS = 64  # of a socket's owner; each replaces what an older one said
 _EVENT = struct.Struct("=HI")
 _RECEIVED_OFFSET = 128  # of tcpi_bytes_received in Linux' struct tcp_info
@@ -80,8 +79,8 @@ class Admission:
         if not self._watched:
             return
         self._context = context
-        most = min(broker.max_connections, _most_files() - SPARE_FILES)
-        self._connections = {role: Connections(most, broker.max_message_bytes) for role in self._watched}
+        most = self._most(broker.max_connections)
+        self._connections = {role: Connections(most[role], broker.max_message_bytes) for role in self._watched}
         self._reports: dict[str, deque[Heard]] = {role: deque(maxlen=WAITING_REPORTS) for role in self._watched}
         self._where: dict[str, str] = {}
         self._next_keys = 0.0
@@ -93,6 +92,20 @@ class Admission:
         if not bound.wait(START_SECONDS):
             raise ConfigError(f"admission did not start within {START_SECONDS:g} s")
         bound.raise_error()
+
+    def _most(self, configured: int) -> dict[str, int]:
+        """Connections to each endpoint; notes what limits them, for those who meet it."""
+        limit = files.raise_limit()
+        allowed = limit - files.own(limit) - (files.OTHERS if len(self._watched) > 1 else 0)
+        if configured <= allowed:
+            self._limit = f"there are broker.max_connections = {configured} already"
+            return dict.fromkeys(self._watched, configured)
+        self._limit = (
+            f"the limit of open files (ulimit -n) is {limit}, of which {files.own(limit)} are this process's own, and "
+            f"the rest are taken: raise the hard limit (ulimit -Hn), or use fewer workers"
+        )
+        log.info("at most %d connections of workers at once: the limit of open files (ulimit -n) is %d", allowed, limit)
+        return {keys.WORKERS: allowed, keys.LEARNERS: files.OTHERS}
 
     def counts(self) -> dict[str, int]:
         """Connections so far: ``connections_admitted``, ``connections_refused`` (by key), ``connections_cut_*``."""
@@ -227,7 +240,7 @@ class Admission:
         for descriptor, reason in cuts:
             if shut_down(descriptor, self._where.get(role, "")):
                 self._counts[f"connections_cut_{reason}"] += 1
-                self._say(reason, f"cut off a connection of the {role}: {_WORDS[reason]}")
+                self._say(reason, f"cut off a connection of the {role}: {_WORDS.get(reason) or self._limit}")
 
     def _say(self, kind: str, text: str) -> None:
         """A warning, each kind seldom: whoever may connect must not fill the disk."""
@@ -241,7 +254,6 @@ class Admission:
 
 
 _WORDS = {
-    "limit": "there are broker.max_connections already",
     "rate": "it sends more than broker.max_messages_per_second",
     "revoked": "its key is not authorized any more, or it has not said with which key it came",
     "unfinished": "it has sent more than broker.max_message_bytes without ending a message",
@@ -287,17 +299,33 @@ class _Fleet:
 def shut_down(descriptor: int, endpoint: str) -> bool:
     """Ends a connection of a socket bound to ``endpoint``; False where the descriptor is no such connection any more.
 
-    It is checked and shut down by a second descriptor, which keeps it from becoming another's in between.
+    It is checked and shut down by a second descriptor, which keeps it from becoming another's in between; by the first
+    one where there is no other to be had.
     """
     try:
-        with sockets.socket(fileno=os.dup(descriptor)) as connection:
-            name = connection.getsockname()
-            ours = endpoint.endswith(f":{name[1]}") if isinstance(name, tuple) else endpoint == f"ipc://{name}"
-            if ours:
-                connection.shutdown(sockets.SHUT_RDWR)
-            return ours
+        second = os.dup(descriptor)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            return False
+        second = descriptor
+    try:
+        connection = sockets.socket(fileno=second)
     except OSError:  # closed meanwhile, and perhaps something else by now
+        if second != descriptor:
+            os.close(second)
         return False
+    try:
+        name = connection.getsockname()
+        ours = endpoint.endswith(f":{name[1]}") if isinstance(name, tuple) else endpoint == f"ipc://{name}"
+        if ours:
+            connection.shutdown(sockets.SHUT_RDWR)
+        return ours
+    except OSError:
+        return False
+    finally:
+        if second == descriptor:
+            connection.detach()
+        connection.close()
 
 
 def _received(descriptors: list[int]) -> dict[int, int]:
@@ -319,16 +347,3 @@ def _received(descriptors: list[int]) -> dict[int, int]:
         if len(info) == _TCP_INFO_BYTES:
             found[descriptor] = struct.unpack_from("=Q", info, _RECEIVED_OFFSET)[0]
     return found
-
-
-def _most_files() -> int:
-    """Descriptors that this process may hold, once it has asked for all that it may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2**20 if hard == resource.RLIM_INFINITY else hard
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted if soft == resource.RLIM_INFINITY else soft
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):
-        return soft
-    return wanted

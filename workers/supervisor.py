@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from pipeline import logs, reaping
+from pipeline import files, logs, reaping
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, EnvironmentFailure, SeedmqError
 from pipeline.folders import private_folder
@@ -72,6 +72,7 @@ def supervise(config: Config, stop: StopToken) -> int:
     """
     supervisor = Supervisor(config, stop)
     try:
+        files.require("worker")
         health = metrics.health(supervisor, stop)
         with served(config.metrics, metrics.registry(supervisor, config.workers.envs, health), health, stop):
             supervisor.run()

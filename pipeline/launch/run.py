@@ -35,6 +35,7 @@ from pipeline.config.metrics import MetricsSection
 from pipeline.config.tree import Config, WorkersSection
 from pipeline.elapsed import elapsed_seconds, reached
 from pipeline.errors import EXIT_FINISHED, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, SeedmqError
+from pipeline.files import require_for_workers
 from pipeline.folders import private_folder, sweep
 from pipeline.launch.children import Children, error_line, last_logged
 from pipeline.launch.processes import (
@@ -80,9 +81,11 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
         after a signal and a clean drain.
 
     Raises:
-        ConfigError: the run directory exists, or cannot be gone on with; a package is missing.
+        ConfigError: the run directory exists, or cannot be gone on with; a package is missing; too few files may be
+            open.
         StoreError: the embedded store does not start.
     """
+    require_for_workers("run", loaded.config)  # here, and not in a log: its processes have the same limit
     with Signals() as signals, _sockets_folder() as folder, adopting():
         directory = RunDirectory.create(run_dir, loaded.source.stem, loaded.config, resume)
         _check_time(loaded.config, directory)

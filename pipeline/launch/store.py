@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from pipeline import files
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, ConfigError
 from pipeline.folders import private_folder
@@ -30,6 +31,7 @@ def serve(config: Config, stop: StopToken) -> int:
         ConfigError: no ``store.url``, one that this command cannot serve, or one off the loopback without a password.
         StoreError: the server did not start, or ended by itself.
     """
+    files.require("store")
     password = read_password(config.store.password_file)
     socket_path, tcp = _where(config.store.url, password)
     with (
