@@ -85,10 +85,12 @@ def environment_seeds(first: int, n: int, offset: int = 0) -> npt.NDArray[Any]:
 def renewed_seed(seed: int, renewals: int) -> int:
     """The seed of an environment that is made anew by itself, from the one it had at first, and how often that was.
 
-    Nobody numbers these: it is hashed, so it equals another one's with a probability of 2^-31.
+    Nobody numbers these: it is hashed, into lanes in which a run numbers none. So no environment that is numbered has
+    it, and another one that was made anew has it with a probability of 2^-29.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(Role.RENEWAL, renewals))
-    return int(sequence.generate_state(1)[0]) & (1 << SEED_BITS) - 1
+    hashed = int(np.random.SeedSequence(seed, spawn_key=(Role.RENEWAL, renewals)).generate_state(1)[0])
+    renewed: int = (seed + Lane.COMMAND * _STRIDE + hashed * SEED_STEP) & (1 << SEED_BITS) - 1
+    return renewed
 
 
 SEED_STEP = _LANES * _STRIDE % 2**SEED_BITS

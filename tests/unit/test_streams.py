@@ -10,7 +10,7 @@ import pytest
 
 from learner.incarnation import RESERVED_NUMBERS, Incarnation
 from pipeline.errors import CheckpointError, ConfigError, UnwrittenError
-from pipeline.streams import SEED_STEP, Lane, Role, Stream, environment_seed, environment_seeds
+from pipeline.streams import SEED_STEP, Lane, Role, Stream, environment_seed, environment_seeds, renewed_seed
 
 pytestmark = pytest.mark.unit
 
@@ -46,6 +46,16 @@ def test_the_wire_says_the_first_and_the_others_follow() -> None:
     assert environment_seeds(first, 9).tolist() == following
     assert environment_seeds(first, 4, 5).tolist() == following[5:]
     assert SEED_STEP == 2027808452
+
+
+def test_an_environment_that_is_made_anew_by_itself_has_a_seed_that_no_number_has() -> None:
+    for lane in (Lane.TRAINING, Lane.EVALUATION):
+        first = environment_seed(1, lane, 0)
+        renewed = [renewed_seed(seed, i) for seed in environment_seeds(first, 100).tolist() for i in range(1, 20)]
+        assert len(set(renewed)) == len(renewed) and min(renewed) >= 0 and max(renewed) < 2**31
+        # The place in the permutation that gives the seeds; its lane is what is left of a division by the lanes.
+        inverse, base = pow(0x9E3779B1, -1, 2**31), environment_seed(1, Lane.TRAINING, 0)
+        assert {(seed - base) * inverse % 2**31 % 4 for seed in renewed} == {lane + 2}
 
 
 def taken(path: Path, seed: int, counts: list[int], lane: Lane = Lane.TRAINING) -> list[int]:
