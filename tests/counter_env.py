@@ -138,6 +138,13 @@ class CounterEnv(gymnasium.Env):
         return misbehave(str(self.fault), observation, reward)
 
 
+class Old(gymnasium.Wrapper):
+    """Resets as environments did before gym 0.26."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.env.reset(**kwargs)[0]
+
+
 class Counted(gymnasium.Wrapper):
     """Adds a byte to the file that ``COUNTED_STEPS`` names at every step."""
 

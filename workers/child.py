@@ -19,7 +19,7 @@ from workers.assignment import Assignment
 from workers.block import At, Block
 from workers.group import NonFinite
 from workers.loop import Worker
-from workers.place import words_of
+from workers.place import place_of, words_of
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,9 @@ def _guarded(assignment: Assignment) -> int:
         text = f"worker {numbers[At.WORKER]}, environment {fault.environment}, group step {numbers[At.STEP]}: {fault}"
         block.set_error(EnvironmentFailure(text))
         return EXIT_FAILED
+    except EnvironmentFailure as error:
+        block.set_error(EnvironmentFailure(f"{error} ({place_of(error)})"))
+        return error.exit_code
     except SeedmqError as error:
         block.set_error(error)
         return error.exit_code

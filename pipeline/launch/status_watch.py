@@ -282,6 +282,8 @@ def _faults(status: Status, width: int) -> list[Text]:
     last = next((one for one in items(status.get("workers")) if mapping(one.get("report")).get("message")), None)
     if last is not None:
         lines.append(f"{clean(last.get('worker_id'))}: {clean(mapping(last['report'])['message'])}")
+    elif learner.get("newest_fault"):  # of a worker that is gone
+        lines.append(clean(learner["newest_fault"]))
     return [_fitted(line, width, "red") for line in lines]
 
 

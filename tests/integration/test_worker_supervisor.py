@@ -209,6 +209,14 @@ def test_a_fault_in_the_first_steps_of_every_try_fails_with_the_message_and_the_
     assert told.faults == {"env_errors": faults} and words in told.message
 
 
+def test_an_environment_of_another_convention_fails_at_once_with_the_place(broker, caplog):
+    with Running(config_of(broker, limits={"wrappers": ["tests.counter_env:Old"]})) as worker:
+        assert worker.ended() == 3
+    assert len(broker.hellos) == 1
+    last = caplog.records[-1].getMessage()
+    assert "reset returns (observation, info)" in last and "(tests/counter_env.py:" in last and "Old.reset)" in last
+
+
 def test_environments_that_cannot_be_made_fail_with_the_message_and_the_place(broker, caplog):
     with Running(config_of(broker, {"kind": "none"})) as worker:
         assert worker.ended() == 3

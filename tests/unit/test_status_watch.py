@@ -100,6 +100,13 @@ def test_it_fits_and_counts_what_does_not(size, workers):
         assert workers <= named or f"and {workers - named + 1} more" in text
 
 
+def test_the_last_fault_of_a_worker_that_is_gone_is_shown():
+    shown = status(0)
+    shown["learner"] |= {"faults": {"env_errors": 3}, "newest_fault": "w: KeyError: 'level' (corridor.py:21, in reset)"}
+    text = "\n".join(drawn(shown, (120, 40)))
+    assert "faults: env_errors 3" in text and "w: KeyError: 'level' (corridor.py:21, in reset)" in text
+
+
 def test_a_larger_terminal_shows_why_and_what_to_do():
     text = " ".join(" ".join(drawn(status(), (120, 40))).split())
     assert "environments wait 81% of their time for actions" in text and "to scale: a faster or further device" in text
