@@ -32,9 +32,15 @@ OWN_NAMES = ("valid", "gradient_norm", "learning_rate", "nonfinite_updates")
 
 
 class Prepared(NamedTuple):
-    """A batch on its way into an update: one shard ``[rows, B / replicas, ...]`` per training device."""
+    """A batch on its way into an update.
+
+    Attributes:
+        shards: One ``[rows, B / replicas, ...]`` per training device.
+        observed: What the network's normalizer takes of the whole batch; empty where it has none.
+    """
 
     shards: tuple[Shard, ...]
+    observed: dict[str, tf.Tensor]
 
 
 class Metrics(NamedTuple):
@@ -137,7 +143,9 @@ class Trainer:
                         if name in self._fields or name.startswith((OBSERVATION, STATE))
                     }
                 )
-        return Prepared(tuple(shards))
+        normalizer = self._network.normalizer
+        observed = normalizer.observed(batch) if normalizer else {}
+        return Prepared(tuple(shards), {name: tf.convert_to_tensor(array) for name, array in observed.items()})
 
     def update(self, prepared: Prepared, frames: int) -> Metrics:
         """One optimizer step; returns before the device is done.
@@ -153,8 +161,8 @@ class Trainer:
         controls = tf.constant([learning_rate, *self._algorithm.controls(frames)], tf.float32)
         if self._update is None:
             # Shapes never change within a run: calling the one trace directly saves its look-up, 0.4 ms of Python.
-            self._update = tf.function(self._step, autograph=False).get_concrete_function(prepared.shards, controls)
-        values, *unrolls = self._update(prepared.shards, controls)
+            self._update = tf.function(self._step, autograph=False).get_concrete_function(*prepared, controls)
+        values, *unrolls = self._update(*prepared, controls)
         return Metrics(values, self._names, self._algorithm, dict(zip(self._unroll_names, unrolls, strict=True)))
 
     def variables(self) -> list[tuple[str, tf.Variable]]:
@@ -182,13 +190,15 @@ class Trainer:
         for name, variable in variables.items():
             variable.assign(arrays[name])
 
-    def _step(self, shards: tuple[Shard, ...], controls: tf.Tensor) -> list[tf.Tensor]:
-        """Cross-replica: gradients and sums of all replicas, then one update everywhere.
+    def _step(self, shards: tuple[Shard, ...], observed: dict[str, tf.Tensor], controls: tf.Tensor) -> list[tf.Tensor]:
+        """Cross-replica: the normalizer, gradients and sums of all replicas, then one update everywhere.
 
         Returns:
             Metrics ``[K]``, then what the algorithm says of each unroll, ``[B]`` each.
         """
         strategy = self._devices.strategy
+        if self._network.normalizer:
+            self._network.normalizer.update(observed)
 
         def replica() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             context = tf.distribute.get_replica_context()
@@ -203,19 +213,28 @@ class Trainer:
         by_count = tf.math.divide_no_nan(1.0, divisor) if mean else tf.ones([])
         norm = by_count * tf.linalg.global_norm(gradients[: len(self._weights)])
         finite = tf.reduce_all(tf.math.is_finite(tf.stack([norm, *gradients[len(self._weights) :]])))
+        losses = 2 + self._loss_count
+        means = tf.math.divide_no_nan(sums[losses:], count)
+        named = dict(zip(self._names[self._loss_count :], tf.unstack(means), strict=False))
         skipped = tf.cond(
             finite & (count > 0),
-            lambda: self._apply(gradients, by_count, norm, controls[0]),
+            lambda: self._apply(gradients, by_count, norm, controls[0], named),
             lambda: tf.cast(~finite, tf.int64),
         )
         self._nonfinite.assign_add(skipped)
         own = tf.stack([count, norm, controls[0], tf.cast(self._nonfinite, tf.float32)])
-        losses = 2 + self._loss_count
-        means = [tf.math.divide_no_nan(sums[2:losses], divisor), tf.math.divide_no_nan(sums[losses:], count)]
-        return [tf.concat([*means, own], 0), *map(self._joined, unrolls)]
+        return [
+            tf.concat([tf.math.divide_no_nan(sums[2:losses], divisor), means, own], 0),
+            *map(self._joined, unrolls),
+        ]
 
     def _apply(
-        self, gradients: list[tf.Tensor], by_count: tf.Tensor, norm: tf.Tensor, learning_rate: tf.Tensor
+        self,
+        gradients: list[tf.Tensor],
+        by_count: tf.Tensor,
+        norm: tf.Tensor,
+        learning_rate: tf.Tensor,
+        means: Mapping[str, tf.Tensor],
     ) -> tf.Tensor:
         """Clips and applies; 0: nothing was skipped."""
         clip = self._settings.clip_norm
@@ -223,7 +242,7 @@ class Trainer:
         scales = [by_norm] * len(self._weights) + [by_count] * len(self._extra)
         self._optimizer.apply([x * scale for x, scale in zip(gradients, scales, strict=True)], learning_rate)
         self._updates.assign_add(1)
-        self._algorithm.after_update(self._updates)
+        self._algorithm.after_update(self._updates, means)
         return tf.zeros([], tf.int64)
 
     def _joined(self, values: tf.Tensor) -> tf.Tensor:
@@ -274,10 +293,21 @@ def _share(name: str, array: Array, part: int, parts: int) -> Array:
     return np.ascontiguousarray(array[:, part * size : (part + 1) * size])
 
 
+def _way(name: str) -> str:
+    """How a run goes on whose checkpoints are older than what has this variable."""
+    if name.startswith("network/normalizer/"):
+        return "; a run that began without it goes on with network.normalize_observations=false"
+    if name.startswith("algorithm/value_"):
+        return "; a run that began without it goes on with vtrace.normalize_values=false"
+    return ""
+
+
 def _check_same(variables: Mapping[str, tf.Variable], arrays: Mapping[str, Array]) -> None:
     for name, variable in variables.items():
         if name not in arrays:
-            raise CheckpointError(f"the checkpoint lacks {name}: it belongs to another network or optimizer")
+            raise CheckpointError(
+                f"the checkpoint lacks {name}: it belongs to another network or optimizer{_way(name)}"
+            )
         array, dtype = arrays[name], variable.dtype.as_numpy_dtype
         if tuple(array.shape) != tuple(variable.shape):
             raise CheckpointError(

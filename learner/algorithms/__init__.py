@@ -89,11 +89,12 @@ class Algorithm(Protocol):
         """
         ...
 
-    def after_update(self, updates: tf.Tensor) -> None:
+    def after_update(self, updates: tf.Tensor, means: Mapping[str, tf.Tensor]) -> None:
         """Traced, in cross-replica context, after the weights have changed: update the ``kept`` variables.
 
         Args:
             updates: int64 scalar, updates applied so far, this one included.
+            means: ``Terms.sums`` of all replicas, divided by the count of all.
         """
         ...
 

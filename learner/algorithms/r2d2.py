@@ -104,8 +104,9 @@ class R2d2:
             per_unroll={PRIORITY: priorities(td_fixed, valid, settings.eta)},
         )
 
-    def after_update(self, updates: tf.Tensor) -> None:
+    def after_update(self, updates: tf.Tensor, means: Mapping[str, tf.Tensor]) -> None:
         """Copies the network to the target network every ``target_update_period`` updates."""
+        del means
 
         def assign(target: tf.Variable, online: tf.Variable) -> None:
             target.assign(online)

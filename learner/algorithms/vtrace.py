@@ -18,6 +18,7 @@ from learner.distributions import Stochastic
 from learner.inputs import Inputs, Outputs, RewardTransform
 from learner.networks.network import Network, State
 from learner.optimizers import value_at
+from learner.value_scale import ValueScale
 from learner.vtrace import VtraceReturns, discounts, vtrace
 from pipeline.config.tree import VtraceSection
 from pipeline.errors import ConfigError
@@ -42,12 +43,15 @@ class Vtrace:
         self.loss_reduction: Literal["mean", "sum"] = settings.loss_reduction
         self.rewards = RewardTransform(settings.reward_scale, settings.reward_clip)
         self._log_cost: tf.Variable | None = None
+        self._scale: ValueScale | None = None
 
     def build(self, network: Network) -> Variables:
-        """The log-multiplier of the entropy where there is a target: entropy cost = exp(speed * variable)."""
-        del network
+        """The scale of the values, and the log-multiplier of the entropy where there is a target: entropy cost =
+        exp(speed * variable)."""
+        self._scale = ValueScale(network) if self.settings.normalize_values else None
+        kept = self._scale.variables if self._scale else []
         if self.settings.entropy_target is None:
-            return Variables([], [])
+            return Variables([], kept)
         speed = self.settings.entropy_adjustment_speed
         bound = MAX_LOG_COST / speed
         self._log_cost = tf.Variable(
@@ -57,7 +61,7 @@ class Vtrace:
             # Beyond this the cost no longer matters, and its gradient may round to 0 for good.
             constraint=lambda value: tf.clip_by_value(value, -bound, bound),
         )
-        return Variables(trained=[("entropy_multiplier", self._log_cost)], kept=[])
+        return Variables(trained=[("entropy_multiplier", self._log_cost)], kept=kept)
 
     def prepare(self, batch: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
         """Nothing to do."""
@@ -88,7 +92,8 @@ class Vtrace:
             controls: ``[1]``: the entropy cost.
         """
         settings, distribution = self.settings, self._distribution
-        policy, value = outputs.policy[:-1], outputs.value
+        scale = self._scale
+        policy, value = outputs.policy[:-1], outputs.value if scale is None else scale.value(outputs.value)
         valid_rows = tf.cast(batch["valid"], tf.bool)
         valid = tf.cast(valid_rows, tf.float32)
 
@@ -102,11 +107,12 @@ class Vtrace:
         log_rho = -tf.stop_gradient(log_mu_pi)
         returns = self._returns(log_rho, value, valid, batch)
         error = returns.vs[:-1] - value[:-1]
+        unit = 1.0 if scale is None else 1.0 / scale.std
         entropy = distribution.entropy(policy)
         entropy_cost = controls[0] if self._log_cost is None else self._learnt_cost()
         losses = {
-            "policy_loss": -total(log_pi * returns.advantage),
-            "value_loss": settings.baseline_cost * 0.5 * total(tf.square(error)),
+            "policy_loss": -total(log_pi * returns.advantage * unit),
+            "value_loss": settings.baseline_cost * 0.5 * total(tf.square(error * unit)),
             "entropy_loss": -tf.stop_gradient(entropy_cost) * total(entropy),
         }
         if settings.kl_cost:
@@ -129,14 +135,20 @@ class Vtrace:
             "value_error": total(error),
             "value_error_squared": total(tf.square(error)),
         }
+        if scale is not None:
+            target = scale.normalized(vs)
+            sums |= {"value_mean": scale.mean * count, "value_std": scale.std * count}
+            sums |= {"value_target": total(target), "value_target_squared": total(tf.square(target))}
         return Terms(losses, count, sums)
 
-    def after_update(self, updates: tf.Tensor) -> None:
-        """Nothing to do."""
+    def after_update(self, updates: tf.Tensor, means: Mapping[str, tf.Tensor]) -> None:
+        """The scale of the values follows their targets."""
+        if self._scale is not None:
+            self._scale.update(updates, means["value_target"], means["value_target_squared"])
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """Replaces second moments by ``value_explained``: 1 - Var(vs - V) / Var(vs), 0 where vs does not vary."""
-        summary = dict(means)
+        summary = {name: mean for name, mean in means.items() if not name.startswith("value_target")}
         variance = summary.pop("vs_squared") - summary["vs"] ** 2
         unexplained = summary.pop("value_error_squared") - summary["value_error"] ** 2
         summary["value_explained"] = 1.0 - unexplained / variance if variance > 1e-8 else 0.0

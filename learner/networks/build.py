@@ -12,10 +12,14 @@ from learner.frame_stack import stacked_shape
 from learner.inputs import Inputs
 from learner.networks.heads import ActorCriticHead, MakeHead
 from learner.networks.network import Network
+from learner.networks.torso import SMALLEST_PICTURE, is_image
 from learner.networks.torso_network import CONVOLUTIONS, Convolutional, Mlp
 from pipeline.config.tree import NetworkSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
+
+HIDDEN = {"mlp": [64, 64], "nature_cnn": [512], "impala_deep": [256]}
+"""``network.hidden``, where it is not set: of the papers."""
 
 
 def build_network(
@@ -48,6 +52,7 @@ def _construct(  # noqa: PLR0917
         # Layers of Keras without a seed of their own draw from the global one.
         tf.keras.utils.set_random_seed(seed)
         return _imported(settings.name)(spaces, distribution, frame_stack, seed, **settings.kwargs)
+    name = settings.name if settings.name != "auto" else _chosen(spaces, frame_stack)
     if settings.kwargs:
         raise ConfigError(f"network.kwargs are for a class by import path, not for network.name = {settings.name!r}")
     core: dict[str, Any] = {
@@ -55,33 +60,41 @@ def _construct(  # noqa: PLR0917
         "lstm": settings.lstm,
         "previous_action": settings.previous_action,
         "previous_reward": settings.previous_reward,
+        "normalize": settings.normalize_observations,
     }
-    if settings.name == "mlp":
+    hidden = HIDDEN.get(name, []) if settings.hidden is None else settings.hidden
+    if name == "mlp":
         return Mlp(
             spaces,
             distribution,
             frame_stack,
             seed,
-            hidden=settings.hidden,
+            hidden=hidden,
             activation=settings.activation,
-            separate_value=settings.separate_value,
+            separate_value=not settings.lstm if settings.separate_value is None else settings.separate_value,
             **core,
         )
     if settings.separate_value:
-        raise ConfigError(f"network.separate_value is for mlp, not for network.name = {settings.name!r}")
-    if settings.name not in CONVOLUTIONS:
-        names = ", ".join(["mlp", *CONVOLUTIONS])
+        raise ConfigError(f"network.separate_value is for mlp, not for {name!r}")
+    if name not in CONVOLUTIONS:
+        names = ", ".join(["auto", "mlp", *CONVOLUTIONS])
         raise ConfigError(f"network.name = {settings.name!r}: not one of {names}, nor package.module:Class")
     return Convolutional(
         spaces,
         distribution,
         frame_stack,
         seed,
-        settings.name,
-        hidden=settings.hidden,
+        name,
+        hidden=hidden,
         precision=settings.precision,
         **core,
     )
+
+
+def _chosen(spaces: Spaces, frame_stack: int) -> str:
+    """``network.name: auto``: convolutions where there is a picture that is large enough for them, else ``mlp``."""
+    pictures = [stacked_shape(leaf, frame_stack) for leaf in spaces.observation if is_image(leaf)]
+    return "nature_cnn" if pictures and all(min(shape[:2]) >= SMALLEST_PICTURE for shape in pictures) else "mlp"
 
 
 def _imported(path: str) -> type[Network]:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from learner.inputs import Inputs, Outputs
+from learner.networks.normalizer import Normalizer
 
 State = tuple[tf.Tensor, ...]
 
@@ -31,6 +32,15 @@ class Network(tf.Module):
 
     uses_previous_action: bool = True
     """False: acting keeps no previous action for it, and ``Inputs.previous_action`` is meaningless."""
+
+    normalizer: Normalizer | None = None
+    """What the network normalizes its observations by; the trainer brings it up to date."""
+
+    @property
+    def value_output(self) -> tuple[tf.Variable, tf.Variable] | None:
+        """Kernel and bias of the linear layer whose only output is the value: adjusted where the scale of values
+        changes. None: what the layer gives means another value then, until it has learnt."""
+        return None
 
     def initial_state(self, batch: int) -> State:
         """Recurrent state at the start of an episode: float32 ``[batch, ...]`` per leaf; ``()`` without recurrence."""

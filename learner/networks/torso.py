@@ -20,6 +20,8 @@ from pipeline.errors import ConfigError, SpaceError
 from pipeline.spaces import Leaf, Spaces
 
 LARGEST_ONE_HOT = 4096
+SMALLEST_PICTURE = 36
+"""Pixels of either side that ``nature_cnn`` needs."""
 
 
 class Convolutions(Protocol):
@@ -51,7 +53,7 @@ class Torso(tf.Module):
         super().__init__()
         self._dtype = dtype
         shapes = {leaf.path: stacked_shape(leaf, frame_stack) for leaf in spaces.observation}
-        images = [leaf for leaf in spaces.observation if convolutions is not None and _is_image(leaf)]
+        images = [leaf for leaf in spaces.observation if convolutions is not None and is_image(leaf)]
         if convolutions is not None and not images:
             raise ConfigError("network.name: a convolutional network needs a picture among the observations; use mlp")
         self._leaves = spaces.observation
@@ -72,7 +74,8 @@ class Torso(tf.Module):
         return tf.cast(self.dense(tf.concat(parts, -1) if len(parts) > 1 else parts[0]), tf.float32)
 
 
-def _is_image(leaf: Leaf) -> bool:
+def is_image(leaf: Leaf) -> bool:
+    """Whether convolutions take it: height, width, channels, or bytes of height and width."""
     return leaf.kind != "discrete" and (len(leaf.shape) == 3 or (len(leaf.shape) == 2 and leaf.dtype == "uint8"))
 
 
@@ -114,7 +117,10 @@ class NatureConvolutions(tf.Module):
             self.layers.append(conv)
             height, width, channels = (height - size) // stride + 1, (width - size) // stride + 1, filters
         if height < 1 or width < 1:
-            raise ConfigError(f"network.name: nature_cnn needs pictures of at least 36x36, not {shape[0]}x{shape[1]}")
+            raise ConfigError(
+                f"network.name: nature_cnn needs pictures of at least {SMALLEST_PICTURE}x{SMALLEST_PICTURE}, "
+                f"not {shape[0]}x{shape[1]}"
+            )
         self.size = height * width * channels
 
     def __call__(self, x: tf.Tensor, scale: float) -> tf.Tensor:

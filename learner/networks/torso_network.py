@@ -19,7 +19,8 @@ from learner.inputs import Inputs, Outputs
 from learner.networks.heads import ActorCriticHead, MakeHead, Sizes
 from learner.networks.layers import ACTIVATIONS, Initializer, LstmCore, glorot_uniform, orthogonal
 from learner.networks.network import Network, State
-from learner.networks.torso import MakeConvolutions, NatureConvolutions, ResidualConvolutions, Torso
+from learner.networks.normalizer import Normalizer, make_normalizer
+from learner.networks.torso import MakeConvolutions, NatureConvolutions, ResidualConvolutions, Torso, is_image
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
 
@@ -38,8 +39,10 @@ class TorsoNetwork(Network):
         previous_action: bool = False,
         previous_reward: bool = False,
         head: MakeHead = ActorCriticHead,
+        normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
+        self.normalizer = normalizer
         self._distribution = distribution
         self.uses_previous_action = previous_action
         self._uses_previous_reward = previous_reward
@@ -50,6 +53,11 @@ class TorsoNetwork(Network):
         if lstm:
             size = value_size = lstm
         self.head = head(rng, Sizes(size, value_size, distribution.parameters))
+
+    @property
+    def value_output(self) -> tuple[tf.Variable, tf.Variable] | None:
+        value = self.head.value if isinstance(self.head, ActorCriticHead) else None
+        return None if value is None or value.bias is None else (value.kernel, value.bias)
 
     def initial_state(self, batch: int) -> State:
         return self.core.initial_state(batch) if self.core else ()
@@ -76,10 +84,11 @@ class TorsoNetwork(Network):
     def _features(self, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
         """``[N, ...]`` inputs -> features for the policy and for the value (the same where they share a torso)."""
         extra = self._extra(inputs)
-        features = tf.concat([self.torso(inputs.observation), *extra], -1)
+        observation = self.normalizer(inputs.observation) if self.normalizer else inputs.observation
+        features = tf.concat([self.torso(observation), *extra], -1)
         if self.value_torso is None:
             return features, features
-        return features, tf.concat([self.value_torso(inputs.observation), *extra], -1)
+        return features, tf.concat([self.value_torso(observation), *extra], -1)
 
     def _extra(self, inputs: Inputs) -> list[tf.Tensor]:
         extra = []
@@ -104,6 +113,7 @@ class Mlp(TorsoNetwork):
         hidden: Sequence[int] = (64, 64),
         activation: str = "tanh",
         separate_value: bool = False,
+        normalize: bool = False,
         **core: Any,
     ) -> None:
         if separate_value and core.get("lstm"):
@@ -120,7 +130,8 @@ class Mlp(TorsoNetwork):
             )
             for _ in range(1 + separate_value)
         ]
-        super().__init__(rng, distribution, *torsos, **core)
+        normalizer = make_normalizer(spaces.observation, frame_stack) if normalize else None
+        super().__init__(rng, distribution, *torsos, normalizer=normalizer, **core)
 
 
 CONVOLUTIONS: dict[str, tuple[MakeConvolutions, Initializer]] = {
@@ -143,6 +154,7 @@ class Convolutional(TorsoNetwork):
         *,
         hidden: Sequence[int],
         precision: str = "float32",
+        normalize: bool = False,
         **core: Any,
     ) -> None:
         rng = np.random.default_rng(seed)
@@ -157,4 +169,6 @@ class Convolutional(TorsoNetwork):
             convolutions=convolutions,
             dtype=tf.dtypes.as_dtype(precision),
         )
-        super().__init__(rng, distribution, torso, **core)
+        others = [leaf for leaf in spaces.observation if not is_image(leaf)]
+        normalizer = make_normalizer(others, frame_stack) if normalize else None
+        super().__init__(rng, distribution, torso, normalizer=normalizer, **core)

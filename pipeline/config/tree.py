@@ -169,10 +169,12 @@ class LearnerSection(Section):
 
 
 class NetworkSection(Section):
-    name: str = "mlp"
-    """`mlp`, `nature_cnn`, `impala_deep`, or a class by import path, `package.module:Class`."""
-    hidden: list[PositiveInt] = Field(default_factory=lambda: [64, 64])
-    """Units of the dense layers (`mlp`: all of them; `nature_cnn`, `impala_deep`: after the convolutions)."""
+    name: str = "auto"
+    """`auto`: `nature_cnn` where all pictures among the observations (one at least) have 36x36 pixels or more, else
+    `mlp`. Or one of `mlp`, `nature_cnn`, `impala_deep`, or a class by import path, `package.module:Class`."""
+    hidden: list[PositiveInt] | None = None
+    """Units of the dense layers (`mlp`: all of them; `nature_cnn`, `impala_deep`: after the convolutions). Default:
+    [64, 64] for `mlp`, [512] for `nature_cnn`, [256] for `impala_deep`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Activation of the `mlp`."""
     lstm: int = Field(0, ge=0)
@@ -181,8 +183,12 @@ class NetworkSection(Section):
     """Feed the previous action (one-hot where discrete) to the core."""
     previous_reward: bool = False
     """Feed the previous reward, clipped as in the loss, to the core."""
-    separate_value: bool = False
-    """Give the value its own torso (`mlp`)."""
+    separate_value: bool | None = None
+    """Give the value its own torso (`mlp`). Default: where there is no LSTM, which policy and value share."""
+    normalize_observations: bool = True
+    """Feed observations in units of their own spread: less their running mean, divided by their running standard
+    deviation, clipped to +- 10. Not for pictures that are convolved, `Discrete` and `MultiBinary`, nor in a class by
+    import path, which may hold a `learner.networks.normalizer` itself."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """What the torso of `nature_cnn` and `impala_deep` computes in, acting and training alike; weights and all the rest
     stay float32. `auto`: bfloat16 where every device has instructions for it (CPUs with AVX512_BF16 or AMX_BF16, GPUs
@@ -193,7 +199,7 @@ class NetworkSection(Section):
 
     @model_validator(mode="after")
     def _has_convolutions_to_speed_up(self) -> NetworkSection:
-        if self.precision != "float32" and self.name not in ("nature_cnn", "impala_deep"):
+        if self.precision != "float32" and self.name not in ("auto", "nature_cnn", "impala_deep"):
             raise ValueError(f"precision = {self.precision} is for nature_cnn and impala_deep, not for {self.name}")
         return self
 
@@ -230,14 +236,14 @@ class OptimizerSection(Section):
     """RMSProp's momentum."""
     epsilon: float = Field(1e-7, gt=0)
     """Epsilon of either optimizer, outside the root for Adam; RMSProp's stands inside it."""
-    clip_norm: float | None = Field(None, gt=0)
+    clip_norm: float | None = Field(1.0, gt=0)
     """Clip the reduced gradient to this global norm; none means no clipping."""
 
 
 class VtraceSection(Section):
     discount: float = Field(0.99, ge=0, le=1)
     """gamma."""
-    lambda_: float = Field(1.0, ge=0, le=1, alias="lambda")
+    lambda_: float = Field(0.95, ge=0, le=1, alias="lambda")
     """lambda: mixes c (V-trace paper, remark 2)."""
     clip_rho: float = Field(1.0, gt=0)
     """rho-bar of the value targets."""
@@ -245,9 +251,12 @@ class VtraceSection(Section):
     """c-bar."""
     clip_pg_rho: float = Field(1.0, gt=0)
     """rho-bar of the policy gradient."""
+    normalize_values: bool = True
+    """Learn values in units of their own spread (PopArt): relative to the running mean and standard deviation of vs, by
+    which advantages are divided too. Then the settings below suit rewards of any size."""
     baseline_cost: float = Field(0.5, ge=0)
     """Weight of the value loss 0.5 (vs - V)^2."""
-    entropy_cost: float = Field(0.01, ge=0)
+    entropy_cost: float = Field(0.003, ge=0)
     """Weight of the entropy bonus."""
     entropy_cost_schedule: ScheduleSection = Field(default_factory=ScheduleSection)
     """How the entropy cost changes with environment frames."""
@@ -275,7 +284,7 @@ class TrainingSection(Section):
     unroll_length: int = Field(20, ge=1)
     """T: transitions per unroll; an unroll has T + 1 rows. With `r2d2` the learnt ones: `r2d2.burn_in` more rows stand
     before them."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(16, ge=1)
     """Unrolls per update, over all training devices."""
     prefetch_batches: int = Field(2, ge=1)
     """Batches decoded ahead of the training loop."""

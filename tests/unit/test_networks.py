@@ -10,6 +10,7 @@ from learner.networks import Network, build_network, named_variables, state_shap
 from learner.networks.build import example_inputs
 from learner.networks.heads import dueling
 from learner.networks.layers import orthogonal
+from learner.networks.torso_network import Convolutional, Mlp
 from pipeline.config.tree import NetworkSection
 from pipeline.errors import ConfigError, SpaceError
 from pipeline.spaces import Leaf, Spaces
@@ -106,6 +107,9 @@ def test_variables_depend_on_the_seed_alone_and_have_stable_names():
     names = [name for name, _ in first]
     assert names == [name for name, _ in again]
     assert names == [
+        "normalizer/count",
+        "normalizer/mean/0",
+        "normalizer/variance/0",
         "torso/dense/layers/0/kernel",
         "torso/dense/layers/0/bias",
         "torso/dense/layers/1/kernel",
@@ -146,13 +150,35 @@ def test_the_duelling_head_gives_q_values_on_every_torso(name, hidden):
 def test_every_variable_is_named_once_and_trained(name):
     network = network_for(NESTED, name=name, hidden=[8], lstm=4, separate_value=False)
     named = named_variables(network)
-    assert len({n for n, _ in named}) == len(named) == len(network.trainable_variables)
+    assert len({n for n, _ in named}) == len(named) == len(network.variables)
+    trained = [(n, v) for n, v in named if v.trainable]
+    assert [n for n, v in named if not v.trainable] == [n for n, _ in named if n.startswith("normalizer/")]
     inputs = random_inputs(NESTED, 3, 2)
     with tf.GradientTape() as tape:
         outputs, _ = network.unroll(inputs, network.initial_state(2))
         loss = tf.reduce_sum(outputs.policy**2) + tf.reduce_sum(outputs.value)
-    gradients = tape.gradient(loss, [v for _, v in named])
+    gradients = tape.gradient(loss, [v for _, v in trained])
     assert all(g is not None and np.isfinite(g).all() for g in gradients)
+
+
+SMALL_PICTURES = Spaces((Leaf("observation", "box", "uint8", (35, 36, 3)), NESTED.observation[0]), DISCRETE)
+
+
+@pytest.mark.parametrize(
+    ("spaces", "name", "last"),
+    [(VECTOR, "mlp", 64), (NESTED, "nature_cnn", 512), (SMALL_PICTURES, "mlp", 64)],
+    ids=["numbers", "pictures", "a picture that is too small"],
+)
+def test_the_network_is_chosen_by_the_observations(spaces, name, last):
+    network = network_for(spaces)
+    assert isinstance(network, Mlp) == (name == "mlp")
+    assert isinstance(network, Convolutional) == (name == "nature_cnn")
+    assert network.torso.size == last
+    assert (network.value_torso is not None) == (name == "mlp")
+
+
+def test_an_lstm_is_shared_by_policy_and_value_unless_it_is_refused():
+    assert network_for(VECTOR, lstm=4).value_torso is None
 
 
 def test_initial_policy_is_nearly_uniform():
@@ -171,8 +197,9 @@ def test_orthogonal_kernels():
 
 def test_uint8_is_divided_by_255():
     spaces = Spaces((Leaf("observation", "box", "uint8", (3,)),), DISCRETE)
-    network = network_for(spaces, hidden=[4])
-    scaled = network_for(Spaces((Leaf("observation", "box", "float32", (3,)),), DISCRETE), hidden=[4])
+    plain = {"hidden": [4], "normalize_observations": False}
+    network = network_for(spaces, **plain)
+    scaled = network_for(Spaces((Leaf("observation", "box", "float32", (3,)),), DISCRETE), **plain)
     inputs = example_inputs(spaces, distribution_for(DISCRETE), 1, 2)
     pixels = tf.constant([[0, 128, 255], [1, 2, 3]], tf.uint8)
     a, _ = network.step(inputs._replace(observation={"observation": pixels}), ())

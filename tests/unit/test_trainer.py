@@ -9,11 +9,12 @@ from learner.algorithms.vtrace import Vtrace
 from learner.devices import choose_devices
 from learner.distributions import distribution_for
 from learner.inputs import Inputs, Outputs, RewardTransform
+from learner.networks import build_network
 from learner.networks.network import Network
 from learner.trainer import Trainer
-from pipeline.config.tree import OptimizerSection, ScheduleSection, VtraceSection
+from pipeline.config.tree import NetworkSection, OptimizerSection, ScheduleSection, VtraceSection
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.spaces import Leaf
+from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout
 
 pytestmark = pytest.mark.unit
@@ -110,6 +111,42 @@ def test_two_devices_equal_one(devices, settings, optimizer):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-4)
 
 
+def made_of_defaults(devices):
+    """A trainer of the network that seedmq brings, which normalizes observations and values."""
+    chosen = choose_devices(*devices)
+    spaces = Spaces((Leaf("observation", "box", "float32", (SIZE,)),), Leaf("action", "discrete", "int64", (), ACTIONS))
+    with chosen.strategy.scope():
+        network = build_network(spaces, DISTRIBUTION, NetworkSection(hidden=[8]), 1)
+    algorithm = Vtrace(VtraceSection(), DISTRIBUTION)
+    return Trainer(network, algorithm, OptimizerSection(), chosen, 1, "zero", algorithm.rewards, batch_size=BATCH)
+
+
+@pytest.mark.parametrize("devices", [BOTH, APART], ids=["two train", "one infers, one trains"])
+def test_what_is_normalized_is_the_same_on_two_devices(devices):
+    one, two = made_of_defaults(ONE), made_of_defaults(devices)
+    expected, found = train(one), train(two)
+    replicas_equal(two)
+    reference = one.snapshot()
+    for name, array in two.snapshot().items():
+        np.testing.assert_allclose(array, reference[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    seen = [b["observation/observation"][:-1][b["valid"] == 1] for b in (batch_of(seed) for seed in range(5))]
+    np.testing.assert_allclose(reference["network/normalizer/mean/0"], np.concatenate(seen).mean(0), atol=1e-5)
+    assert reference["algorithm/value_std"] != 1.0
+    assert found[-1]["value_mean"] != 0.0 and "value_target" not in found[-1]
+
+
+def test_what_is_normalized_is_part_of_a_checkpoint():
+    trainer, other = made_of_defaults(ONE), made_of_defaults(ONE)
+    train(trainer)
+    other.load(trainer.snapshot())
+    assert train(other, 1) == train(trainer, 1)
+    old = {name: array for name, array in trainer.snapshot().items() if "value_std" not in name}
+    with pytest.raises(CheckpointError, match=r"lacks algorithm/value_std.*vtrace\.normalize_values"):
+        other.load(old)
+
+
 def test_the_larger_half_counts_more():
     """Means of replicas would weigh 4 and 16 valid rows alike."""
     trainer = make(BOTH)
@@ -120,7 +157,7 @@ def test_the_larger_half_counts_more():
 def test_gradient_is_clipped_after_the_reduction(reduction):
     """With momentum 0 and m after one step = 0.1 g, the slot shows the gradient that was applied."""
     free, tight = (
-        make(BOTH, loss_reduction=reduction),
+        make(BOTH, OptimizerSection(clip_norm=None), loss_reduction=reduction),
         make(BOTH, OptimizerSection(clip_norm=0.01), loss_reduction=reduction),
     )
     norm = train(free, 1)[0]["gradient_norm"]

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from learner.algorithms.vtrace import Vtrace
 from learner.distributions import distribution_for
-from learner.inputs import Outputs
+from learner.inputs import Inputs, Outputs
+from learner.networks.network import Network
 from pipeline.config.tree import VtraceSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Leaf
@@ -16,6 +17,13 @@ pytestmark = pytest.mark.unit
 
 ACTIONS = 3
 DISTRIBUTION = distribution_for(Leaf("action", "discrete", "int64", (), ACTIONS))
+
+
+class Nothing(Network):
+    """Outputs are given to the loss by hand."""
+
+    def step(self, inputs: Inputs, state):
+        raise NotImplementedError
 
 
 def case(batch=8, length=6, seed=0):
@@ -35,7 +43,7 @@ def case(batch=8, length=6, seed=0):
 
 def run(settings, outputs, fields, entropy_cost=0.01):
     algorithm = Vtrace(settings, DISTRIBUTION)
-    algorithm.build(tf.Module())
+    algorithm.build(Nothing())
     tensors = {name: tf.convert_to_tensor(array) for name, array in fields.items()}
     return algorithm.loss(outputs, tensors, tf.constant([entropy_cost]))
 
@@ -91,6 +99,21 @@ def test_every_term_equals_the_definition(settings):
         assert float(terms.sums[name]) == pytest.approx(expected[name], rel=1e-4), name
 
 
+def test_rewards_in_another_unit_give_the_same_losses_where_values_are_learnt_in_that_unit():
+    """The network's outputs and all costs stay as they are; without the scale both losses would be another."""
+    outputs, fields = case()
+    losses = []
+    for unit in (1.0, 1000.0):
+        algorithm = Vtrace(VtraceSection(), DISTRIBUTION)
+        std = dict(algorithm.build(Nothing()).kept)["value_std"]
+        std.assign(unit)
+        tensors = {name: tf.convert_to_tensor(array) for name, array in fields.items()}
+        terms = algorithm.loss(outputs, {**tensors, "reward": unit * tensors["reward"]}, tf.constant([0.01]))
+        assert float(terms.sums["value_std"] / terms.count) == pytest.approx(unit)
+        losses.append({name: float(loss) for name, loss in terms.losses.items()})
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_two_halves_equal_the_whole():
     outputs, fields = case()
     whole = run(VtraceSection(), outputs, fields)
@@ -128,7 +151,7 @@ def test_an_episode_that_only_begins_again_trains_nothing():
 @pytest.mark.parametrize(("target", "direction"), [(0.0, 1), (2.0, -1)])
 def test_learnt_entropy_cost_falls_while_entropy_is_above_its_target(target, direction):
     algorithm = Vtrace(VtraceSection(entropy_target=target, entropy_cost=0.02), DISTRIBUTION)
-    ((name, variable),) = algorithm.build(tf.Module()).trained
+    ((name, variable),) = algorithm.build(Nothing()).trained
     assert name == "entropy_multiplier"
     outputs, fields = case()
     tensors = {name: tf.convert_to_tensor(array) for name, array in fields.items()}
