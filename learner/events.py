@@ -1,18 +1,20 @@
 """TensorBoard events of a learner, from its summary. The reporter's thread.
 
 Written by TensorBoard's own record writer rather than TensorFlow's summaries, which take ten times as long: one record
-a report, on the disk whole or not at all.
+a report, on the disk whole or not at all. A learner that is resumed takes back what was written beyond the checkpoint,
+and its file begins with a session's start, at which a TensorBoard that has read that forgets it: no curve goes back.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from typing import Any
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
@@ -25,8 +27,11 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from learner.lag import Counts, Lag, buckets
+from learner.rewind import rewind
 from pipeline import curves
 from pipeline.run_dir import RunDirectory
+
+log = logging.getLogger(__name__)
 
 RESOLUTION = 5000
 """Of a run that goes on for long, a report each time so small a part of it has gone by: a week is 30 000 of them."""
@@ -58,6 +63,21 @@ class Events:
         self._described: set[str] = set()
         self._rows: Counts | int = 0  # of the lag, at the last report
         self._next_seconds = 0.0
+        self._resumed: int | None = None
+
+    def resume(self, frames: int) -> None:
+        """It goes on from a checkpoint with so many frames; before the first report.
+
+        Raises:
+            OSError: what was reported beyond that cannot be taken back.
+        """
+        self._resumed = frames
+        taken_back = rewind(self._directory.events, frames)
+        if taken_back.reports:
+            log.info(
+                "%d reports beyond the checkpoint, up to %d frames, are taken back in events/",
+                taken_back.reports, taken_back.frames,
+            )  # fmt: skip
 
     def write(self, summary: dict[str, Any], lag: Lag) -> None:
         """Writes a report, unless hardly any of the run has gone by since the last one.
@@ -71,13 +91,19 @@ class Events:
         rows = lag.rows.copy()
         step = int(summary["frames"])
         if self._file is None:
-            self._file = _File.begin(self._directory.events, _head(step, self._directory.config.read_text()))
+            self._file = _File.begin(self._directory.events, self._head(step))
         shown = [self._scalar(tag, value) for tag, value in curves.values(summary)]
         if np.any(rows - self._rows):
             shown.append(_histogram(buckets(rows - self._rows, lag.max)))
         self._file.add(_event(step, shown))
         self._described.update(value.tag for value in shown)
         self._rows, self._next_seconds = rows, seconds * (1.0 + 1.0 / RESOLUTION)
+
+    def _head(self, step: int) -> list[Event]:
+        head = _head(step, self._directory.config.read_text())
+        begins = 0 if self._resumed is None else self._resumed + 1  # the second start in a folder is a restart
+        start = Event(wall_time=time.time(), step=begins, session_log=SessionLog(status=SessionLog.START))
+        return [head[0], start, *head[1:]]
 
     def close(self) -> None:
         """Closes the file; nothing is waiting to be written."""

@@ -21,7 +21,7 @@ from learner.feed import Feed
 from learner.fifo import OLDEST, FifoFeed, FifoSink
 from learner.limiter import Limiter
 from learner.lineage import Lineage
-from learner.recovery import Recovered, StoreView, by_place, recover
+from learner.recovery import Recovered, StoreView, by_place, recover, trained_after
 from learner.replay import ReplayFeed, ReplaySink, Sampling
 from learner.replay_index import INDEX_BYTES, ReplayIndex
 from learner.staleness import Staleness
@@ -39,6 +39,10 @@ LEARNER_ID = "learner"
 MEMORY_SHARE = 0.8
 
 
+Summary = Mapping[str, Any] | None
+"""What a learner wrote last of itself, if anything."""
+
+
 class Path(NamedTuple):
     """One data path, opened.
 
@@ -47,7 +51,7 @@ class Path(NamedTuple):
         feed: Gives batches.
         view: The store's books, read on the training thread, which holds the ledger's gate where others work.
         begin: Forgets what is in the store, for a run that begins anew. Training thread.
-        restore: Closes a predecessor's books. Training thread.
+        restore: Closes a predecessor's books, of whom this is the last summary. Training thread.
         books: What the path adds to a checkpoint.
         status: What the path adds to the status.
         saved: A checkpoint was written. Training thread.
@@ -61,7 +65,7 @@ class Path(NamedTuple):
     epochs: Epochs
     view: Callable[[], StoreView]
     begin: Callable[[], None]
-    restore: Callable[[Checkpoint], Recovered]
+    restore: Callable[[Checkpoint, Summary], Recovered]
     books: Callable[[], dict[str, Any]]
     status: Callable[[], dict[str, Any]]
     saved: Callable[[], None]
@@ -184,11 +188,11 @@ def _fifo(context: Context) -> Path:
     def view() -> StoreView:
         return _view(store, counts)
 
-    def restore(checkpoint: Checkpoint) -> Recovered:
+    def restore(checkpoint: Checkpoint, summary: Summary) -> Recovered:
         _find_again(store, checkpoint)
         # A predecessor that died between its checkpoint and the acknowledgement left what that covers.
         store.acknowledge([Item(handle, valid, b"") for handle, valid in checkpoint.meta["kept"]])
-        return recover(checkpoint, view(), ledger, OLDEST)
+        return recover(checkpoint, view(), ledger, OLDEST, trained_after(checkpoint.meta, summary))
 
     return Path(
         writer=writer,
@@ -278,7 +282,7 @@ def _replay(context: Context) -> Path:
         stop=context.threads_stop,
     )
 
-    def restore(checkpoint: Checkpoint) -> Recovered:
+    def restore(checkpoint: Checkpoint, summary: Summary) -> Recovered:
         _find_again(store, checkpoint)
         recovered = recover(checkpoint, _replay_view(store), ledger, EVICTED)
         sampling.restore(store, int(checkpoint.meta["sampled_unrolls"]))

@@ -56,11 +56,13 @@ class Before(NamedTuple):
         seconds: From each one's first environment step to its last update.
         updates: Of theirs.
         elapsed_seconds: From each one's first environment step to its end, as far as it is known.
+        resumed: There were such.
     """
 
     seconds: float = 0.0
     updates: int = 0
     elapsed_seconds: float = 0.0
+    resumed: bool = False
 
     def elapsed_with(self, since: float | None) -> float:
         """With those of this process, from its first environment step (monotonic) on."""
@@ -147,6 +149,9 @@ class Reporter:
             parts.ledger.agent_steps,
             parts.ledger.snapshot()["taken"],
         )  # with what is restored
+        if before.resumed:
+            frames = parts.ledger.agent_steps * self._frame_skip
+            self._writes.attempt("events", lambda: self._events.resume(frames))
         told = time.monotonic()
         while not self._stop.wait(self._interval):
             parts.live.look()

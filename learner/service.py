@@ -349,10 +349,11 @@ class Learner:
             self.lineage.branch(int(last), int(version))
         self.episodes.count = int(checkpoint.meta["episodes"])
         self.episodes.trained = int(checkpoint.meta["updates"]) > 0
-        recovered = path.restore(checkpoint)
+        summary = self.directory.read_summary()
+        recovered = path.restore(checkpoint, summary)
         log.info("resumed from %s: %d updates", checkpoint.path, checkpoint.meta["updates"])
-        elapsed = self.time_limit.resume(checkpoint.meta, self.directory.read_summary())
-        return recovered, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]), elapsed)
+        elapsed = self.time_limit.resume(checkpoint.meta, summary)
+        return recovered, Before(float(checkpoint.meta["seconds"]), int(checkpoint.meta["updates"]), elapsed, True)
 
     # Small things.
 

@@ -55,6 +55,7 @@ class Ledger:
         self._taken = 0
         self._undelivered = 0
         self._surplus = 0
+        self._foreseen = 0
         self._in_flight = 0
         self._accepted = 0
         self._trained = 0
@@ -74,6 +75,8 @@ class Ledger:
     def missed(self, number: int, reason: str) -> None:
         """Transitions that a predecessor accepted, or a seam cut off: taken, accepted and dropped by ``reason``."""
         with self._lock:
+            if reason == LEARNER_RESTART:
+                number = self._unforeseen(number)
             self._taken += number
             self._accepted += number
             self._drop(reason, number)
@@ -96,6 +99,7 @@ class Ledger:
             self._surplus += surplus
             for reason, number in dropped.items():
                 self._drop(WORKER_PREFIX + reason, number)
+            inherited = self._unforeseen(inherited)
             self._taken += inherited
             self._accepted += inherited
             self._drop(LEARNER_RESTART, inherited)
@@ -136,13 +140,27 @@ class Ledger:
             self._inserted -= number  # of a replay: they count as dropped now
             return number
 
+    def _unforeseen(self, number: int) -> int:
+        """Of transitions that a predecessor accepted, those that are in no book yet."""
+        known = min(max(0, number), self._foreseen)
+        self._foreseen -= known
+        return number - known
+
     def recovered(
-        self, *, accepted: int, put: int, rolled_back: int, waiting_in_store: int, dropped: dict[str, int]
+        self,
+        *,
+        accepted: int,
+        foreseen: int = 0,
+        put: int,
+        rolled_back: int,
+        waiting_in_store: int,
+        dropped: dict[str, int],
     ) -> None:
         """Books what a restored learner finds of its predecessor's work after the checkpoint.
 
         Args:
-            accepted: Transitions accepted after the checkpoint, as the store shows (taken as well).
+            accepted: Transitions accepted after the checkpoint, as the store shows (taken as well), and ``foreseen``.
+            foreseen: Of these, those that workers which come back will tell of again, by their running indices.
             put: Transitions put after the checkpoint and not lost since.
             rolled_back: Transitions acknowledged after the checkpoint, whose updates are lost.
             waiting_in_store: What waits in the store now.
@@ -151,6 +169,7 @@ class Ledger:
         with self._lock:
             self._taken += accepted
             self._accepted += accepted
+            self._foreseen = foreseen
             self._inserted += put - dropped.get(STORE_LOST, 0)
             self._rolled_back += rolled_back
             self._waiting = {"assembler": 0, "store": waiting_in_store, "prefetch": 0}

@@ -178,7 +178,7 @@ def test_priorities_importance_weights_and_the_limiter_over_a_restart(
         assert trained == sum(batch.valid for batch in (*first, batch))
     with Road(pipeline, stores) as road:
         road.table = table
-        road.path.restore(checkpoint)
+        road.path.restore(checkpoint, None)
         road.start()
         assert road.sampled() == 3 * BATCH and road.path.feed.why_no_sample() is not None
         road.insert(unrolls[AT_START + MORE : AT_START + 2 * MORE])

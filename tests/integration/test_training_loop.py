@@ -119,7 +119,7 @@ class Learner:
         checkpoint = load_latest(self.directory)
         assert checkpoint is not None
         self.trainer.load(checkpoint.arrays)
-        self.path.restore(checkpoint)
+        self.path.restore(checkpoint, None)
 
     def run(self) -> str | None:
         """Trains until it stops by itself; says why."""

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
 
 from learner.events import RESOLUTION, Events
 from learner.lag import Lag
@@ -56,6 +57,13 @@ def events(directory):
 def read(folder):
     """As TensorBoard reads it."""
     accumulator = EventAccumulator(str(folder), {"tensors": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def shown(folder):
+    """As TensorBoard shows it: the accumulator of its own server."""
+    accumulator = PluginEventAccumulator(str(folder), tensor_size_guidance={"scalars": 0})
     accumulator.Reload()
     return accumulator
 
@@ -157,3 +165,47 @@ def test_memory_is_flat_over_many_reports(events):
     for i in range(REPORTS, 2 * REPORTS):
         made.write(summary(i), Lag())
     assert process.memory_info().rss - before < REPORTS * MAX_BYTES_PER_REPORT
+
+
+@pytest.mark.parametrize("checkpoint", [0, 40, 50])
+def test_a_run_that_was_killed_and_resumed_does_not_go_back(directory, checkpoint):
+    """What was written beyond the checkpoint is gone in TensorBoard, before the successor's first report too."""
+    for begins, steps_written in ((None, range(0, 60, 10)), (checkpoint, (checkpoint + 3, checkpoint + 5))):
+        made = Events(directory)
+        if begins is not None:
+            made.resume(begins)
+        for step in steps_written:
+            made.write(summary(step) | {"seconds": 1.0 + step}, Lag())
+        made.close()
+    expected = [*(step for step in range(0, 60, 10) if step <= checkpoint), checkpoint + 3, checkpoint + 5]
+    for tag in ("episodes/return_mean", "flow/updates", "stages/training_busy"):
+        assert steps(directory.events, tag) == expected
+        assert [event.step for event in shown(directory.events).Tensors(tag)] == expected
+
+
+def test_a_tensorboard_that_has_read_what_is_taken_back_forgets_it(directory):
+    first = Events(directory)
+    for step in range(0, 60, 10):
+        first.write(summary(step) | {"seconds": 1.0 + step}, Lag())
+    first.close()
+    board = shown(directory.events)
+    assert len(board.Tensors("flow/updates")) == 6
+    second = Events(directory)
+    second.resume(30)
+    second.write(summary(35) | {"seconds": 100.0}, Lag())
+    second.close()
+    board.Reload()
+    assert [event.step for event in board.Tensors("flow/updates")] == [0, 10, 20, 30, 35]
+
+
+def test_a_file_that_was_cut_off_in_a_record_ends_whole(directory):
+    first = Events(directory)
+    for step in (1, 2, 3):
+        first.write(summary(step) | {"seconds": float(10 * step)}, Lag())
+    first.close()
+    (path,) = directory.events.iterdir()
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(path.read_bytes()[:20])
+    Events(directory).resume(3)
+    assert path.stat().st_size == whole and steps(directory.events) == [1, 2, 3]

@@ -7,6 +7,7 @@ import pytest
 
 from learner.checkpoint import Checkpoint
 from learner.recovery import Cut, StoreView, Versions, checkpoint_meta, recover
+from learner.recovery import trained_after as trained_after_checkpoint
 from pipeline.ledger import Ledger
 from pipeline.store.interface import StoreCounts
 
@@ -104,6 +105,68 @@ def test_what_was_taken_from_a_store_that_was_lost_is_lost_with_the_learner(
     assert got["waiting"] == {"assembler": 0, "store": 10, "prefetch": 0}
     assert got["trained"] == got["rolled_back"] == 0
     assert "lost some of its data: 20 transitions" in caplog.text, "those before the cut were said by the predecessor"
+
+
+@pytest.mark.parametrize("trained_after", [5, 20, 35])
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_what_was_trained_before_a_store_died_with_its_run_is_rolled_back(
+    trained_after: int, comes_back: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """20 wait in the store at the checkpoint; the summary of the run that was killed says what was trained since."""
+    before = Predecessor()
+    before.accept(50)
+    before.put(40)
+    before.train(20)
+    checkpoint = before.checkpoint()
+    before.accept(60)
+    before.put(60)
+    before.train(trained_after)
+    found = trained_after_checkpoint(checkpoint.meta, {"ledger": before.ledger.snapshot()})
+    assert found == trained_after
+    ledger = Ledger()
+    empty = StoreView("b", StoreCounts(0, 0, 0, 0, 0), {})
+    known = recover(checkpoint, empty, ledger, "oldest", found).known
+    got = ledger.snapshot()
+    assert got["error"] == 0 and got["rolled_back"] == trained_after
+    assert got["taken"] == 50 + max(0, trained_after - 30)
+    dropped = {"store_lost": max(0, 20 - trained_after), "learner_restart": min(10, max(0, 30 - trained_after))}
+    assert got["dropped"] == {reason: number for reason, number in dropped.items() if number}
+    assert f"{trained_after} transitions that were trained after the checkpoint are rolled back" in caplog.text
+    if comes_back:  # the worker outlived it all, and tells by its index what it had delivered
+        ledger.missed(before.index - known[PLACE], "learner_restart")
+        assert ledger.snapshot()["taken"] == before.index and ledger.snapshot()["error"] == 0
+
+
+def test_a_summary_that_is_older_than_the_checkpoint_tells_nothing() -> None:
+    meta = {"ledger": {"trained": 20, "rolled_back": 7}}
+    for summary in (
+        None,
+        {},
+        {"ledger": None},
+        {"ledger": {"trained": 90, "rolled_back": 0}},
+        {"ledger": {"trained": "x"}},
+    ):
+        assert trained_after_checkpoint(meta, summary) == 0
+    assert trained_after_checkpoint(meta, {"ledger": {"trained": 10, "rolled_back": 7}}) == 0
+    assert trained_after_checkpoint(meta, {"ledger": {"trained": 90, "rolled_back": 7}}) == 70
+
+
+@pytest.mark.parametrize(
+    ("epoch", "counts"),
+    [("a", StoreCounts(57, 20, 0, 37, 0)), ("b", StoreCounts(57, 0, 0, 57, 0))],
+    ids=["more than the indices tell", "another store with more than was ever put"],
+)
+def test_books_that_contradict_each_other_are_an_error_and_said(
+    epoch: str, counts: StoreCounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = Predecessor()
+    before.accept(50)
+    before.put(40)
+    before.train(20)
+    ledger = Ledger()
+    recover(before.checkpoint(), StoreView(epoch, counts, {PLACE: 40}), ledger, "oldest")
+    error = ledger.snapshot()["error"]
+    assert error > 0 and f"differ by {error} transitions" in caplog.text
 
 
 def test_a_replay_that_went_back_tells_what_is_gone(caplog: pytest.LogCaptureFixture) -> None:

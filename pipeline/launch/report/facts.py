@@ -110,7 +110,7 @@ def books(summary: Summary) -> list[Books]:
     later = {reason: number for reason, number in dropped.items() if reason not in at_worker}
     taken = [
         Row("", "accepted", ledger["accepted"], "reached the learner"),
-        Row("+", "undelivered", ledger["undelivered"], "taken by workers that died before they delivered them"),
+        Row("+", "undelivered", ledger["undelivered"], "taken by workers that ended before they delivered them"),
         *(Row("+", f"dropped: {reason}", number, "at the worker") for reason, number in at_worker.items()),
     ]
     waiting = [Row("+", f"waiting: {place}", number, "in flight") for place, number in ledger["waiting"].items()]
