@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.load import DEFAULT, RUN, adjusted, value_of
+from pipeline.config.live import adjusted
+from pipeline.config.load import DEFAULT, RUN, value_of
 from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
 

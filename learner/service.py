@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 
 import psutil
 
@@ -43,7 +42,8 @@ from learner.training import Limits, TrainingLoop
 from learner.writer import UnrollWriter
 from learner.writes import Writes
 from pipeline import logs
-from pipeline.config.load import Loaded, config_hash
+from pipeline.beginning import Beginning
+from pipeline.config.load import config_hash
 from pipeline.config.tree import Config
 from pipeline.errors import EXIT_FINISHED, ComponentError, ConfigError, UnwrittenError
 from pipeline.ledger import Ledger
@@ -63,21 +63,19 @@ SILENT_HEARTBEATS = 3.0
 DISMISSAL_SHARE, WRITER_SHARE = 0.5, 0.4  # of what is left of run.drain_timeout_seconds; the rest is for the checkpoint
 
 
-def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToken) -> int:
+def serve(beginning: Beginning, stop: StopToken) -> int:
     """Runs one learner until it is solved, at its limit, or stopped.
 
     Args:
-        loaded: The configuration.
-        run_dir: The run's directory; None makes one.
-        resume: Go on from the newest checkpoint, if there is one.
+        beginning: The configuration, the run's directory, and whether to go on from its newest checkpoint.
         stop: The process's token.
 
     Returns:
         The exit code.
     """
     began = time.monotonic() - (time.time() - psutil.Process().create_time())  # imports count as start-up
-    config = loaded.config
-    directory = _directory(loaded, run_dir, resume)
+    config, resume = beginning.loaded.config, beginning.resume
+    directory = beginning.of_component()
     with directory.locked() as run, hard_end(stop, config.run.drain_timeout_seconds):
         if logs.current().run_id == logs.NO_RUN:
             logs.identify(run_id=run.partition("-")[0])
@@ -90,15 +88,6 @@ def serve(loaded: Loaded, run_dir: FilePath | None, resume: bool, stop: StopToke
             learner.run(run, checkpoint)
     stop.raise_error()
     return EXIT_FINISHED
-
-
-def _directory(loaded: Loaded, run_dir: FilePath | None, resume: bool) -> RunDirectory:
-    if run_dir is not None and (run_dir / "config.yaml").is_file():
-        directory = RunDirectory.open(run_dir)
-        if resume:
-            directory.check_same(loaded.config)
-        return directory
-    return RunDirectory.create(run_dir, loaded.source.stem, loaded.config)
 
 
 @dataclass

@@ -165,13 +165,18 @@ def _until_stopped(serve: Callable[[StopToken], int]) -> int:
 @click.argument("config")
 @_settings
 @click.option("--run-dir", type=_FOLDER, help="Where the run is kept; default runs/<config>-<UTC time>.")
-@click.option("--resume", is_flag=True, help="Go on from the run directory's newest checkpoint.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint, under the run's own configuration.")
 def run(config: str, overrides: tuple[str, ...], run_dir: Path | None, resume: bool) -> int:
-    """Train on this machine: store, broker, learner and workers."""
-    loaded = load(config, overrides)
+    """Train on this machine: store, broker, learner and workers.
+
+    CONFIG is a YAML file, a preset, or with --resume the directory of the run to go on with.
+    """
+    from pipeline.beginning import begin
+
+    beginning = begin(config, overrides, run_dir, resume)
     from pipeline.launch import run as launcher
 
-    return launcher.run(loaded, run_dir, resume)
+    return launcher.run(beginning)
 
 
 @seedmq.command()
@@ -197,16 +202,18 @@ def broker(source: str, overrides: tuple[str, ...]) -> int:
 @seedmq.command()
 @_component
 @click.option("--run-dir", type=_FOLDER, help="Where checkpoints, events and summary are kept.")
-@click.option("--resume", is_flag=True, help="Go on from the run directory's newest checkpoint.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint, under the run's own configuration.")
 def learner(source: str, overrides: tuple[str, ...], run_dir: Path | None, resume: bool) -> int:
     """Run a learner: inference and training."""
-    loaded = load(source, overrides)
+    from pipeline.beginning import begin
+
+    beginning = begin(source, overrides, run_dir, resume)
     from learner import start
 
-    start.prepare(loaded.config)
+    start.prepare(beginning.loaded.config)
     from learner import service
 
-    return _until_stopped(lambda stop: service.serve(loaded, run_dir, resume, stop))
+    return _until_stopped(lambda stop: service.serve(beginning, stop))
 
 
 @seedmq.command()

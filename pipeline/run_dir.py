@@ -3,6 +3,7 @@
 ::
 
     config.yaml      the configuration as the user resolved it, with its name, versions, and the machine
+    source.json      what that was resolved from: the file as it was given, and the keys that were said anywhere
     live.yaml        settings changed while the run goes on (by `seedmq adjust`)
     summary.json     figures, rewritten at every log interval and at the end (by the learner)
     endpoints.json   where `seedmq status` finds the broker
@@ -32,7 +33,8 @@ from typing import Any
 import psutil
 from pydantic import BaseModel
 
-from pipeline.config.load import dump, load
+from pipeline.config.load import NAME, dump, load
+from pipeline.config.resumed import Start
 from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
 
@@ -48,6 +50,8 @@ _SAME_ON_RESUME = (
     "environment.stack_padding",
     "network",
     "training.algorithm",
+    "training.unroll_length",
+    "training.optimizer.name",
     "r2d2.burn_in",
 )
 
@@ -58,6 +62,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.source = path / "source.json"
         self.live = path / "live.yaml"
         self.summary = path / "summary.json"
         self.endpoints = path / "endpoints.json"
@@ -67,7 +72,9 @@ class RunDirectory:
         self.logs = path / "logs"
 
     @classmethod
-    def create(cls, path: Path | None, name: str, config: Config, resume: bool = False) -> RunDirectory:
+    def create(
+        cls, path: Path | None, name: str, config: Config, resume: bool = False, start: Start | None = None
+    ) -> RunDirectory:
         """Makes a new directory with ``config.yaml`` in it, or opens one to go on with.
 
         Args:
@@ -75,6 +82,7 @@ class RunDirectory:
             name: name of the configuration.
             config: as the user resolved it.
             resume: ``path`` exists and holds a run of the same environment, network and algorithm.
+            start: what ``config`` was resolved from.
 
         Raises:
             ConfigError: without ``resume``: it exists and holds something, or cannot be made; with it: it does not
@@ -84,7 +92,9 @@ class RunDirectory:
             directory = cls._resumed(path, config) if resume else cls(_new(path) if path else _new_default(name))
             for folder in (directory.checkpoints, directory.events, directory.logs):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            write_text(directory.config, dump(config, {"config": name, **versions(), "machine": machine()}))
+            write_text(directory.config, dump(config, {NAME: name, **versions(), "machine": machine()}))
+            if start is not None:
+                write_json(directory.source, start.to_json())
         except OSError as error:
             where = path if path else RUNS
             raise ConfigError(f"cannot write the run directory {where}: {error.strerror or error}") from error
@@ -119,7 +129,7 @@ class RunDirectory:
     @classmethod
     def _resumed(cls, path: Path | None, config: Config) -> RunDirectory:
         if path is None:
-            raise ConfigError("--resume needs --run-dir: the run to go on with")
+            raise ConfigError("--resume needs the run to go on with: seedmq run RUN_DIR --resume")
         directory = cls.open(path)
         directory.check_same(config)
         with directory.locked():  # before anything is written into the directory of a run that lives
@@ -141,7 +151,9 @@ class RunDirectory:
             if was != now:
                 name, then, today = _first_difference(key, was, now)
                 raise ConfigError(
-                    f"{name} = {today!r}: the run in {self.path} has {then!r}; start a new one instead of --resume"
+                    f"{name} = {today!r}: the run in {self.path} has {then!r}, which cannot change within a run: leave "
+                    f"it as it is, or start a new run in another --run-dir (under docker-compose and Kubernetes: "
+                    f"SEEDMQ_RUN=NAME)"
                 )
 
     @contextmanager
@@ -208,6 +220,15 @@ class RunDirectory:
             ConfigError: unreadable.
         """
         return load(self.config, environ={}).config
+
+    def read_start(self) -> Start | None:
+        """``source.json``; None in the directory of an older version.
+
+        Raises:
+            ConfigError: it is there and unreadable.
+        """
+        data = read_json(self.source)
+        return None if data is None else Start.from_json(data, self.source)
 
     def read_summary(self) -> dict[str, Any] | None:
         """``summary.json``; None before it is first written.
@@ -314,7 +335,9 @@ def _new(path: Path) -> Path:
         path.mkdir(mode=0o700)
     except FileExistsError as error:
         if not _holds_nothing(path):
-            raise ConfigError(f"{path} exists: choose another --run-dir, or go on with it by --resume") from error
+            raise ConfigError(
+                f"{path} exists: choose another --run-dir, or go on with it by seedmq run {path} --resume"
+            ) from error
         path.chmod(0o700)
     return path
 

@@ -33,6 +33,9 @@ Later ones win:
 3. environment variables: `SEEDMQ_SECTION__KEY`, in any case, with two underscores between the names;
 4. `--set section.key=value`, as often as needed; the value is YAML.
 
+A run that goes on (`--resume`) takes its own configuration in place of 1 and 2, and what was edited in the file since
+([operations](operations.md#start)).
+
 `seedmq config show CONFIG` prints the merged result with the origin of each value, `seedmq config check CONFIG` only
 says whether it is valid. A run directory's `config.yaml` is such a result and can be given as CONFIG again.
 

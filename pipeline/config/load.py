@@ -11,7 +11,6 @@ import importlib.resources
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,11 @@ from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
 
 DEFAULT, FILE, SET = "default", "file", "--set"
-RUN, ADJUST = "the run's configuration", "adjust"
+RUN = "the run's configuration"
 _VERSIONS = "versions"
-_NEVER_SHOWN = frozenset({"store.url"})
+NAME, LAUNCHED = "config", "launched"
+"""Keys beside the versions: the configuration's name; that ``seedmq run`` wrote the file for a component."""
+NEVER_SHOWN = frozenset({"store.url"})
 """Values that may hold a secret by mistake: left out of messages."""
 _SHOWN_CHARACTERS = 200
 """How much of a refused value a message repeats."""
@@ -38,14 +39,32 @@ Entries = dict[schema.Path, tuple[Any, str]]
 
 
 @dataclass(frozen=True)
+class File:
+    """A configuration file as it was read."""
+
+    path: Path
+    text: str
+    entries: list[tuple[schema.Path, Any, str]]
+    """Its settings, each with the origin ``file``."""
+    name: str
+    """The configuration's name: the file's, or in a run's ``config.yaml`` what it was called at the start."""
+    launched: bool = False
+    """Written by ``seedmq run`` for a component of its own, which takes it as it is."""
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A validated configuration and where it came from."""
 
     config: Config
     origins: dict[str, str]
     """Origin of each setting by dotted key: ``default``, ``file``, ``variable NAME`` or ``--set``."""
-    source: Path
+    file: File
     """The YAML file."""
+
+    @property
+    def source(self) -> Path:
+        return self.file.path
 
 
 def load(source: str | Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Loaded:
@@ -59,52 +78,22 @@ def load(source: str | Path, overrides: Sequence[str] = (), environ: Mapping[str
     Raises:
         ConfigError: unreadable file, unknown key, wrong type, impossible combination, or misspelt variable.
     """
-    path = resolve(source)
+    file = read(source)
     entries: Entries = {}
-    _lay(entries, _file_entries(path))
-    _lay(entries, _variable_entries(os.environ if environ is None else environ))
-    for override in overrides:
-        _lay(entries, _override_entries(override, SET))
-    return Loaded(_validate(entries, path), _origins(entries), path)
+    lay(entries, file.entries)
+    lay_said(entries, overrides, environ)
+    return Loaded(validated(entries, file.path), origins_of(entries), file)
 
 
-def adjusted(config: Config, file: Path, assignments: Sequence[str] = ()) -> Loaded:
-    """What a run's configuration becomes by its live settings.
-
-    Args:
-        config: the run's.
-        file: its ``live.yaml``; where there is none, nothing was adjusted.
-        assignments: ``section.key=value`` of live settings, laid over the file.
-
-    Returns:
-        Origins are ``RUN``, ``FILE`` or ``ADJUST``.
+def lay_said(entries: Entries, overrides: Sequence[str], environ: Mapping[str, str] | None) -> None:
+    """Lays variables, and ``--set`` above them, over a file's entries.
 
     Raises:
-        ConfigError: unreadable file, a key that is no live setting, a wrong type, an impossible combination.
+        ConfigError: an unknown key, a misspelt variable, or a value that cannot be read.
     """
-    entries: Entries = {}
-    _lay(entries, [(path, value, RUN) for path, value in _flatten(config.model_dump(by_alias=True), (), file)])
-    changes = _live_entries(file)
-    for path, _, _ in changes:
-        _check_live(".".join(path), f"{file}: ")
-    for assignment in assignments:
-        _check_live(assignment.partition("=")[0].strip(), "")
-        changes += _override_entries(assignment, ADJUST)
-    _lay(entries, changes)
-    return Loaded(_validate(entries, file), _origins(entries), file)
-
-
-def dump_live(loaded: Loaded) -> str:
-    """The YAML of ``live.yaml`` for what ``adjusted`` gave."""
-    tree: dict[str, Any] = {}
-    for key in schema.live_keys():
-        if loaded.origins[key] in (FILE, ADJUST):
-            section, _, name = key.rpartition(".")
-            node = tree
-            for part in section.split("."):
-                node = node.setdefault(part, {})
-            node[name] = value_of(loaded.config, key)
-    return "".join(f"{line}\n" for line, _ in _lines(tree, ()))
+    lay(entries, _variable_entries(os.environ if environ is None else environ))
+    for override in overrides:
+        lay(entries, override_entries(override, SET))
 
 
 def value_of(config: Config, key: str) -> Any:
@@ -140,25 +129,25 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted(found) if path.suffix == ".yaml"}
 
 
-def dump(config: Config, versions: Mapping[str, str] | None = None) -> str:
+def dump(config: Config, about: Mapping[str, str | bool] | None = None) -> str:
     """The resolved configuration as YAML that ``load`` reads back equal.
 
     Args:
         config: the configuration.
-        versions: versions of what ran, written as a top-level mapping that ``load`` ignores.
+        about: its name, and versions of what ran: a top-level mapping beside the sections.
     """
     tree = config.model_dump(by_alias=True)
-    if versions is not None:
-        tree[_VERSIONS] = dict(versions)
-    return "".join(f"{line}\n" for line, _ in _lines(tree, ()))
+    if about is not None:
+        tree[_VERSIONS] = dict(about)
+    return "".join(f"{line}\n" for line, _ in lines(tree, ()))
 
 
 def show(loaded: Loaded) -> str:
     """The resolved configuration as YAML, each value with its origin as a comment."""
-    lines = []
-    for line, key in _lines(loaded.config.model_dump(by_alias=True), ()):
-        lines.append(line if key is None else f"{line}  # {loaded.origins[key]}")
-    return "\n".join([f"# {loaded.source}", *lines, ""])
+    text = []
+    for line, key in lines(loaded.config.model_dump(by_alias=True), ()):
+        text.append(line if key is None else f"{line}  # {loaded.origins[key]}")
+    return "\n".join([f"# {loaded.source}", *text, ""])
 
 
 def config_hash(config: Config) -> str:
@@ -172,19 +161,19 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return variables.without(environ)
 
 
-def _lines(tree: Mapping[str, Any], prefix: schema.Path) -> Iterator[tuple[str, str | None]]:
+def lines(tree: Mapping[str, Any], prefix: schema.Path) -> Iterator[tuple[str, str | None]]:
     """Lines of block YAML; with each value its dotted key, with the head of a mapping None."""
     indent = "  " * len(prefix)
     for name, value in tree.items():
         path = (*prefix, name)
         if isinstance(value, dict) and value:
             yield f"{indent}{yaml_text.scalar(name)}:", None
-            yield from _lines(value, path)
+            yield from lines(value, path)
         else:
             yield f"{indent}{yaml_text.scalar(name)}: {yaml_text.scalar(value)}", ".".join(path)
 
 
-def _lay(entries: Entries, over: Sequence[tuple[schema.Path, Any, str]]) -> None:
+def lay(entries: Entries, over: Sequence[tuple[schema.Path, Any, str]]) -> None:
     """Lays one source over those before: a value replaces what stands at its path, below it, and above it."""
     for path, value, origin in over:
         for other in [p for p in entries if p[: len(path)] == path or path[: len(p)] == p]:
@@ -192,41 +181,52 @@ def _lay(entries: Entries, over: Sequence[tuple[schema.Path, Any, str]]) -> None
         entries[path] = (value, origin)
 
 
-def _file_entries(path: Path) -> list[tuple[schema.Path, Any, str]]:
+def read(source: str | Path) -> File:
+    """Reads a configuration file.
+
+    Args:
+        source: as for ``load``.
+
+    Raises:
+        ConfigError: there is none, or it is unreadable or no mapping.
+    """
+    path = resolve(source)
     try:
         with path.open("rb") as file:
-            raw = file.read(yaml_text.MAX_BYTES + 1)
-        tree = yaml_text.parse(raw.decode())
+            text = file.read(yaml_text.MAX_BYTES + 1).decode()
     except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    return parsed(text, path)
+
+
+def parsed(text: str, path: Path) -> File:
+    """A configuration file by its text; errors name ``path``.
+
+    Raises:
+        ConfigError: the text is no YAML that we take, or no mapping.
+    """
+    try:
+        tree = yaml_text.parse(text)
+    except ValueError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"cannot read {path}: it holds no mapping of sections")
-    if not isinstance(tree.pop(_VERSIONS, {}), dict):
+    about = tree.pop(_VERSIONS, {})
+    if not isinstance(about, dict):
         raise ConfigError(f"cannot read {path}: {_VERSIONS} is no mapping")
-    return [(keys, value, FILE) for keys, value in _flatten(tree, (), path)]
+    entries = [(keys, value, FILE) for keys, value in flatten(tree, (), path)]
+    return File(path, text, entries, str(about.get(NAME, path.stem)), about.get(LAUNCHED) is True)
 
 
-def _live_entries(file: Path) -> list[tuple[schema.Path, Any, str]]:
-    """Of ``live.yaml``, which may be missing. Only of a regular file: to open a pipe waits for whoever writes to it."""
-    try:
-        regular = stat.S_ISREG(file.stat().st_mode)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error}") from error
-    if not regular:
-        raise ConfigError(f"cannot read {file}: not a regular file")
-    return _file_entries(file)
-
-
-def _flatten(tree: Mapping[str, Any], prefix: schema.Path, source: Path) -> Iterator[tuple[schema.Path, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: schema.Path, source: Path) -> Iterator[tuple[schema.Path, Any]]:
+    """Settings by path; keyword arguments key by key. Errors name ``source``."""
     for name, value in tree.items():
         path = (*prefix, name)
         if path in schema.sections():
             # A section whose keys are all commented out reads as nothing.
             if not isinstance(value, dict) and value is not None:
                 raise ConfigError(f"{'.'.join(path)} = {_short(value)}: a section, not a value (from file {source})")
-            yield from _flatten(value or {}, path, source)
+            yield from flatten(value or {}, path, source)
         else:
             yield from _spread(path, value)
 
@@ -250,7 +250,8 @@ def _variable_entries(environ: Mapping[str, str]) -> list[tuple[schema.Path, Any
     return entries
 
 
-def _override_entries(override: str, origin: str) -> list[tuple[schema.Path, Any, str]]:
+def override_entries(override: str, origin: str) -> list[tuple[schema.Path, Any, str]]:
+    """The settings of one ``section.key=value``; ``ConfigError`` where there is no such key."""
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -261,15 +262,6 @@ def _override_entries(override: str, origin: str) -> list[tuple[schema.Path, Any
     if schema.leaf_at(path) is None:
         raise ConfigError(f"{origin} {override}: unknown key {key}{schema.suggest_key(key)}")
     return [(part_path, part, origin) for part_path, part in _spread(path, _parse_value(path, text, origin))]
-
-
-def _check_live(key: str, where: str) -> None:
-    if key not in schema.live_keys():
-        known = schema.leaf_at(tuple(key.split("."))) is not None
-        problem = (
-            f"{key} does not change while a run goes on" if known else f"unknown key {key}{schema.suggest_key(key)}"
-        )
-        raise ConfigError(f"{where}{problem}; live settings: {', '.join(schema.live_keys())}")
 
 
 def _parse_value(path: schema.Path, text: str, origin: str) -> Any:
@@ -285,7 +277,8 @@ def _parse_value(path: schema.Path, text: str, origin: str) -> Any:
     return text if textual and not isinstance(value, str | None) else value
 
 
-def _validate(entries: Entries, source: Path) -> Config:
+def validated(entries: Entries, source: Path) -> Config:
+    """The tree of what all sources say; ``ConfigError`` names keys, values, reasons and origins."""
     tree: dict[str, Any] = {}
     for path, (value, _) in entries.items():
         node = tree
@@ -309,7 +302,7 @@ def _explain(detail: ErrorDetails, entries: Entries, source: Path) -> str:
         return f"{key}: required, but set nowhere"
     if kind == "value_error" and path not in schema.leaves():
         return _explain_combination(key, reason, entries, source)
-    value = "" if key in _NEVER_SHOWN else f" = {_short(detail['input'])}"
+    value = "" if key in NEVER_SHOWN else f" = {_short(detail['input'])}"
     return f"{key}{value}: {reason} ({_from(path, entries, source)})"
 
 
@@ -334,7 +327,8 @@ def _from(path: schema.Path, entries: Entries, source: Path) -> str:
     return f"from {DEFAULT}"
 
 
-def _origins(entries: Entries) -> dict[str, str]:
+def origins_of(entries: Entries) -> dict[str, str]:
+    """Where each setting came from, by dotted key."""
     origins: dict[str, str] = {}
     for path in schema.leaves():
         below = {p: origin for p, (_, origin) in entries.items() if p[: len(path)] == path}

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from pipeline.config.load import adjusted, dump_live, value_of
+from pipeline.config.live import adjusted, dump_live
+from pipeline.config.load import value_of
 from pipeline.errors import EXIT_FINISHED, ConfigError, UnreachableError
 from pipeline.run_dir import RunDirectory, write_text
 from pipeline.stopping import StopToken, install_signal_handlers

@@ -30,7 +30,8 @@ from typing import Any
 import click
 
 from pipeline import logs
-from pipeline.config.load import DEFAULT, Loaded, child_environment, dump
+from pipeline.beginning import Beginning
+from pipeline.config.load import DEFAULT, LAUNCHED, NAME, Loaded, child_environment, dump
 from pipeline.config.metrics import MetricsSection
 from pipeline.config.tree import Config, WorkersSection
 from pipeline.elapsed import elapsed_seconds, reached
@@ -68,13 +69,11 @@ TELLING_SECONDS = 5.0
 _SHOWN_LINES = 8
 
 
-def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
+def run(beginning: Beginning) -> int:
     """A whole run on this machine; belongs to the main thread.
 
     Args:
-        loaded: the configuration as the user resolved it.
-        run_dir: a new directory, or with ``resume`` an earlier run's; None makes one under ``runs/``.
-        resume: go on from the newest checkpoint.
+        beginning: what is to be run, and whether it goes on from the newest checkpoint.
 
     Returns:
         The exit code: 0 solved or at its limit, 2 and 4 from a component, 3 a component failed for good, 130 or 143
@@ -85,10 +84,13 @@ def run(loaded: Loaded, run_dir: Path | None, resume: bool) -> int:
             open.
         StoreError: the embedded store does not start.
     """
+    loaded, resume = beginning.loaded, beginning.resume
     require_for_workers("run", loaded.config)  # here, and not in a log: its processes have the same limit
     with Signals() as signals, _sockets_folder() as folder, adopting():
-        directory = RunDirectory.create(run_dir, loaded.source.stem, loaded.config, resume)
+        directory = beginning.of_run()
         _check_time(loaded.config, directory)
+        if resume:
+            click.echo("\n".join(_going_on(beginning, directory)))
         code = _launched(loaded, directory, resume, signals, folder)
         if code == EXIT_USAGE and not resume:
             directory.discard()
@@ -104,7 +106,9 @@ def _launched(loaded: Loaded, directory: RunDirectory, resume: bool, signals: Si
         config = _resolved(loaded, folder, store)
         endpoint = config.broker.connect or config.broker.bind
         write_json(directory.endpoints, {"broker": endpoint, "keys": config.security.keys, "pid": os.getpid()})
-        children = Children(_commands(config, directory, folder), _environment(folder), directory.logs, store)
+        children = Children(
+            _commands(config, loaded.file.name, directory, folder), _environment(folder), directory.logs, store
+        )
         drain_seconds = config.run.drain_timeout_seconds + MARGIN_SECONDS
         supervisor = Supervisor(_budgets(config, store is not None), drain_seconds, _jitter, resume)
         launch = _Launch(config, directory, children, supervisor)
@@ -209,8 +213,11 @@ class _Launch:
             click.echo("; ".join(bottleneck_lines(summary.get("bottleneck"))) or "bottleneck: not known")
         if finish.code != EXIT_USAGE or self._directory.trained:
             click.echo(f"run directory: {self._directory.path}")
+        path = shlex.quote(str(self._directory.path))
         if _has_trained(summary):
-            click.echo(f"evaluate it:   seedmq eval {shlex.quote(str(self._directory.path))}")
+            click.echo(f"evaluate it:   seedmq eval {path}")
+        if finish.code != EXIT_FINISHED and self._directory.trained:
+            click.echo(f"go on with it: seedmq run {path} --resume")
 
     def _rewrite(self, summary: dict[str, Any]) -> None:
         try:
@@ -226,6 +233,13 @@ class _Launch:
             return [f"error: {cause}"]
         log = self._directory.logs / f"{culprit}.log"
         return [*(f"    {text}" for text in lines), f"error: {finish.reason}: {cause or 'no message'} (see {log})"]
+
+
+def _going_on(beginning: Beginning, directory: RunDirectory) -> list[str]:
+    """Which run goes on, and what has changed since it ran last."""
+    changes = [f"    {difference}" for difference in beginning.differences]
+    head = f"going on with {directory.path} ({beginning.loaded.file.name})"
+    return [f"{head}, changed:" if changes else head, *changes]
 
 
 def _check_time(config: Config, directory: RunDirectory) -> None:
@@ -268,16 +282,17 @@ def _resolved(loaded: Loaded, folder: Path, embedded_store: EmbeddedServer | Non
     )
 
 
-def _commands(config: Config, directory: RunDirectory, folder: Path) -> dict[str, list[str]]:
+def _commands(config: Config, name: str, directory: RunDirectory, folder: Path) -> dict[str, list[str]]:
     """component -> command line; writes the resolved configurations that they read into ``folder``."""
     base = [sys.executable, "-m", "pipeline.cli", *logs.current().arguments()]
     workers = _workers(config)
     files = {
-        name: _written(
-            folder / f"{name}.yaml",
-            config.model_copy(update={"workers": workers.get(name, config.workers), "metrics": section}),
+        component: _written(
+            folder / f"{component}.yaml",
+            config.model_copy(update={"workers": workers.get(component, config.workers), "metrics": section}),
+            name,
         )
-        for name, section in _metrics(config).items()
+        for component, section in _metrics(config).items()
     }
     commands = {
         LEARNER: [*base, "learner", "--config", files[LEARNER], "--run-dir", str(directory.path)],
@@ -319,8 +334,8 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**child_environment(os.environ), "TMPDIR": str(temporary)}
 
 
-def _written(path: Path, config: Config) -> str:
-    write_text(path, dump(config))
+def _written(path: Path, config: Config, name: str) -> str:
+    write_text(path, dump(config, {NAME: name, LAUNCHED: True}))
     return str(path)
 
 

@@ -76,10 +76,10 @@ def test_run(serve: Callable[..., Calls], tmp_path: Path) -> None:
     command = ["run", "cartpole_vtrace", "--set", "run.seed=5", "--set", "workers.count=2"]
     assert cli.run_command(command) == 7
     assert cli.run_command([*command, "--run-dir", str(tmp_path), "--resume"]) == 7
-    loaded, run_dir, resume = calls[0]
-    assert isinstance(loaded, Loaded)
-    assert (loaded.config.run.seed, loaded.config.workers.count, run_dir, resume) == (5, 2, None, False)
-    assert calls[1][1:] == (tmp_path, True)
+    (first,), (second,) = calls
+    config = first.loaded.config
+    assert (config.run.seed, config.workers.count, first.run_dir, first.resume) == (5, 2, None, False)
+    assert (second.loaded.config, second.run_dir, second.resume) == (config, tmp_path, True)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_components(serve: Callable[..., Calls], command: str, module: str, func
 def test_learner(serve: Callable[..., Calls], tmp_path: Path) -> None:
     prepared, calls = serve("learner.start", "prepare"), serve("learner.service", "serve")
     assert cli.run_command(["learner", "--config", "cartpole_vtrace", "--run-dir", str(tmp_path), "--resume"]) == 0
-    loaded, run_dir, resume, stop = calls[0]
-    assert isinstance(loaded, Loaded) and prepared == [(loaded.config,)]
-    assert (run_dir, resume) == (tmp_path, True)
+    beginning, stop = calls[0]
+    assert isinstance(beginning.loaded, Loaded) and prepared == [(beginning.loaded.config,)]
+    assert (beginning.run_dir, beginning.resume) == (tmp_path, True)
     assert isinstance(stop, StopToken)
 
 

@@ -145,7 +145,7 @@ def test_a_run_directorys_config_loads_again(tmp_path: Path) -> None:
     config = load(
         "cartpole_vtrace", ["workers.id='12'", "environment.kwargs={x: '1e3', y: 'a\n b', z: .inf}"], {}
     ).config
-    path = write(tmp_path, dump(config, versions={"seedmq": "0.1.0", "tensorflow": "2.21.0"}))
+    path = write(tmp_path, dump(config, {"seedmq": "0.1.0", "tensorflow": "2.21.0"}))
     assert yaml.safe_load(path.read_text())["versions"]["seedmq"] == "0.1.0"
     assert load(path, [], {}).config == config
 

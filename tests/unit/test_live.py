@@ -17,7 +17,8 @@ from learner.live import LiveSettings
 from learner.replay import Sampling
 from learner.replay_index import ReplayIndex
 from pipeline import cli
-from pipeline.config.load import adjusted, dump_live, value_of
+from pipeline.config.live import adjusted, dump_live
+from pipeline.config.load import value_of
 from pipeline.config.schema import live_keys
 from pipeline.config.tree import Config
 from pipeline.errors import ConfigError

@@ -8,12 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from learner.service import serve
-from pipeline.config.load import load
-from pipeline.errors import ConfigError
-from pipeline.run_dir import RunDirectory
-from pipeline.stopping import StopToken
-
 pytestmark = pytest.mark.unit
 
 REFUSED = """
@@ -99,13 +93,6 @@ def test_an_absent_tensorflow_is_an_error_as_ever(tmp_path: Path) -> None:
     result = run(LOAD, "0", cwd=tmp_path)
     assert result.returncode == 1
     assert "ModuleNotFoundError" in result.stderr
-
-
-def test_a_learner_by_itself_goes_on_only_with_its_own_kind_of_run(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path / "run", "run", load("cartpole_vtrace").config)
-    other = load("cartpole_vtrace", ["network.hidden=[8]"])
-    with pytest.raises(ConfigError, match=r"^network.hidden = \[8\]: the run in .* has .*instead of --resume$"):
-        serve(other, tmp_path / "run", True, StopToken())
 
 
 @pytest.mark.parametrize(
