@@ -79,10 +79,12 @@ class Stand:
         self.slots = table.evaluating()
 
     def train(self, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Other weights; what they are."""
+        """Other weights and statistics; what they are."""
         rng = np.random.default_rng(seed)
-        for variable in self.agent.network.trainable_variables:
-            variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+        for _, variable in named_variables(self.agent.network):
+            values = rng.normal(size=variable.shape)
+            values = values if variable.trainable else abs(values) + 0.1
+            variable.assign(values.astype(variable.dtype.as_numpy_dtype))
         return {NETWORK + name: np.array(variable.numpy()) for name, variable in named_variables(self.agent.network)}
 
     def logits(self, policy: Any, slots: Any) -> np.ndarray[Any, Any]:
