@@ -39,10 +39,15 @@ class Devices(NamedTuple):
         return _union(self.training, self.inference)
 
     @property
+    def infers_on_cpu(self) -> bool:
+        """The policy's tables are in the host's memory."""
+        return self.inference[0].startswith("CPU")
+
+    @property
     def in_flight(self) -> int:
         """Inference batches that are worth having in flight. A CPU computes within the call: a second batch would
         only keep the first one's actions back until it is computed, too."""
-        return 1 if self.inference[0].startswith("CPU") else 2
+        return 1 if self.infers_on_cpu else 2
 
 
 def configure_runtime(intra_op_threads: int = 0, inter_op_threads: int = 0) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 
 from learner.agent import Agent
 from learner.checkpoint import Checkpoint
@@ -27,6 +26,7 @@ from learner.replay_index import INDEX_BYTES, ReplayIndex
 from learner.staleness import Staleness
 from learner.trainer import Trainer
 from learner.writer import UnrollWriter
+from pipeline import host
 from pipeline.config.tree import Config
 from pipeline.errors import CapacityError
 from pipeline.ledger import EVICTED, Ledger
@@ -36,7 +36,6 @@ from pipeline.store.backends import Stores
 from pipeline.store.interface import Fifo, Item, Replay, StoreCounts
 
 LEARNER_ID = "learner"
-MEMORY_SHARE = 0.8
 
 
 Summary = Mapping[str, Any] | None
@@ -216,12 +215,13 @@ def _sampling(config: Config, ledger: Ledger) -> Sampling:
         CapacityError: the index does not fit this host's memory.
     """
     settings = config.replay
-    index_bytes, host = INDEX_BYTES * settings.capacity, psutil.virtual_memory().total
-    if index_bytes > MEMORY_SHARE * host:
+    index_bytes, here = INDEX_BYTES * settings.capacity, host.memory()
+    if index_bytes > host.MEMORY_SHARE * here.nbytes:
         raise CapacityError(
             f"{INDEX_BYTES} bytes of the sampling index x {settings.capacity} unrolls (replay.capacity) = "
-            f"{index_bytes / 2**30:.2f} GiB, at most {MEMORY_SHARE:.0%} of this host's {host / 2**30:.2f} GiB are "
-            f"taken: set replay.capacity to {int(MEMORY_SHARE * host) // INDEX_BYTES} or less"
+            f"{index_bytes / 2**30:.2f} GiB, at most {host.MEMORY_SHARE:.0%} of {here.whose} "
+            f"{here.nbytes / 2**30:.2f} GiB are taken: set replay.capacity to "
+            f"{int(host.MEMORY_SHARE * here.nbytes) // INDEX_BYTES} or less"
         )
     limiter = Limiter(
         samples_per_insert=settings.samples_per_insert,

@@ -29,6 +29,7 @@ from learner.inference import InferenceLoop, Serving
 from learner.lease import owned
 from learner.lineage import Lineage
 from learner.live import LiveSettings
+from learner.memory import fitted
 from learner.paths import LEARNER_ID, Context, Path, is_replay, open_path
 from learner.policies import PolicyBySlot, WarmUp
 from learner.recovery import Recovered, Versions
@@ -149,7 +150,9 @@ class Learner:
                 spaces = self._wait_for_spaces(checkpoint)
                 if spaces is not None:
                     self.reporter.starting("building the policy")
-                    self._train(build_agent(self.config, spaces, devices), stores, checkpoint, inference)
+                    agent = build_agent(self.config, spaces, devices)
+                    self.config = fitted(self.config, agent.layout, devices.infers_on_cpu)
+                    self._train(agent, stores, checkpoint, inference)
         finally:
             self._dismiss(inference)
 

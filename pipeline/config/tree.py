@@ -155,7 +155,8 @@ class LearnerSection(Section):
     inference_batch: int = Field(512, gt=0)
     """Most rows in one inference batch."""
     slots: int | None = Field(None, gt=0)
-    """Environments served at once; more are refused. Default: twice those that are configured, at least 1024."""
+    """Environments served at once; more wait. Default: twice those that are configured, and at least 1024 where memory
+    does for so many; where it does not even for those configured, or for what is set here, the learner refuses."""
     inference_in_flight: int | None = Field(None, ge=1, le=4)
     """Inference batches in flight. Default: 2 on GPUs, so that copying and computing overlap; 1 on CPUs."""
     intra_op_threads: int = Field(0, ge=0)
