@@ -52,6 +52,7 @@ _SAME_ON_RESUME = (
     "training.algorithm",
     "training.unroll_length",
     "training.optimizer.name",
+    "vtrace.normalize_values",
     "r2d2.burn_in",
 )
 

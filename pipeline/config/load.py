@@ -35,6 +35,12 @@ _SHOWN_CHARACTERS = 200
 _AGREED = ("id", "kwargs", "wrappers", "vectorization", "frame_stack", "stack_padding", "frame_skip", "life_loss")
 """Keys of ``environment`` that learner and workers must agree on; time limits and budgets may differ per worker."""
 
+_BEFORE: dict[schema.Path, Any] = {
+    ("network", "normalize_observations"): False,
+    ("vtrace", "normalize_values"): False,
+}
+"""What a run did that knew no such setting: its own ``config.yaml``, which says all others, does not have these."""
+
 Entries = dict[schema.Path, tuple[Any, str]]
 
 
@@ -211,10 +217,14 @@ def parsed(text: str, path: Path) -> File:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"cannot read {path}: it holds no mapping of sections")
+    resolved = _VERSIONS in tree
     about = tree.pop(_VERSIONS, {})
     if not isinstance(about, dict):
         raise ConfigError(f"cannot read {path}: {_VERSIONS} is no mapping")
     entries = [(keys, value, FILE) for keys, value in flatten(tree, (), path)]
+    if resolved:
+        known = {keys for keys, _, _ in entries}
+        entries += [(keys, value, FILE) for keys, value in _BEFORE.items() if keys not in known]
     return File(path, text, entries, str(about.get(NAME, path.stem)), about.get(LAUNCHED) is True)
 
 

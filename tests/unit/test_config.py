@@ -150,6 +150,21 @@ def test_a_run_directorys_config_loads_again(tmp_path: Path) -> None:
     assert load(path, [], {}).config == config
 
 
+def test_a_run_that_knew_no_normalization_goes_on_without_it(tmp_path: Path) -> None:
+    """Its own ``config.yaml`` says every setting that there was; where somebody writes a file, defaults hold."""
+    written = tmp_path / "config.yaml"
+    config = load("cartpole_vtrace", [], {}).config
+    for about in ({"seedmq": "0.1.0"}, None):
+        known = dump(config, about).splitlines()
+        written.write_text("\n".join(line for line in known if " normalize_" not in line))
+        found = load(written, [], {}).config
+        assert found.network.normalize_observations is found.vtrace.normalize_values is (about is None)
+    written.write_text(
+        dump(load("cartpole_vtrace", ["network.normalize_observations=true"], {}).config, {"seedmq": "1"})
+    )
+    assert load(written, [], {}).config.network.normalize_observations
+
+
 def test_origins_cover_every_value_that_show_prints() -> None:
     loaded = load("atari_vtrace", ["network.kwargs.k=[1]"], {"SEEDMQ_WORKERS": "2"})
     text = show(loaded)

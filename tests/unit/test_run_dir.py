@@ -132,7 +132,7 @@ def test_resume_writes_nothing_where_a_learner_runs(tmp_path):
 @pytest.mark.parametrize(
     ("other", "key"),
     [
-        ({"network": {"hidden": [32]}}, r"^network.hidden = \[32\]: the run in .* has \[64, 64\]"),
+        ({"network": {"hidden": [32]}}, r"^network.hidden = \[32\]: the run in .* has None"),
         ({"environment": {"id": "Acrobot-v1"}}, "environment.id"),
         ({"environment": {"id": "CartPole-v1", "frame_stack": 4}}, "environment.frame_stack"),
         ({"training": {"unroll_length": 40}}, r"^training.unroll_length = 40: the run in .* has 20, .*SEEDMQ_RUN=NAME"),
