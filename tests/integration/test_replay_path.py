@@ -36,11 +36,14 @@ AT_START, MORE = 24, 4
 R2D2 = {"burn_in": 2, "n_steps": 2, "dueling_hidden": 8}
 
 
-def played(backend: EmbeddedServer | None, prefix: str, capacity: int) -> tuple[Pipeline, list[Unroll]]:
-    """What was acted with, and more unrolls than a test needs, of many different priorities."""
+def played(backend: EmbeddedServer | None, prefix: str, bound: str) -> tuple[Pipeline, list[Unroll]]:
+    """What was acted with, and more unrolls than a test needs, of many different priorities.
+
+    ``bound`` is what holds only ``AT_START`` of them: ``unrolls`` or ``bytes`` of the store, or nothing.
+    """
     store = {"backend": "memory"} if backend is None else {"url": backend.url, "prefix": prefix}
     replay = {
-        "capacity": capacity,
+        "capacity": AT_START if bound == "unrolls" else 100,
         "min_size": AT_START,
         "samples_per_insert": K,
         "tolerance": 2.0 * BATCH,
@@ -53,7 +56,12 @@ def played(backend: EmbeddedServer | None, prefix: str, capacity: int) -> tuple[
     pipeline.join()
     while len(pipeline.collected.unrolls) < AT_START + 2 * MORE:
         pipeline.step()
-    return pipeline, pipeline.collected.unrolls
+    layout, unrolls = pipeline.agent.layout, pipeline.collected.unrolls
+    if bound == "bytes":
+        whole = len(codec.encode(unrolls[0].record, layout, codec.choose(pipeline.config.store.compression, layout)))
+        settings = pipeline.config.replay.model_copy(update={"capacity_bytes": AT_START * whole})
+        pipeline.config = pipeline.config.model_copy(update={"replay": settings})
+    return pipeline, unrolls
 
 
 class Road:
@@ -151,11 +159,11 @@ def priorities_of(store: Any) -> dict[int, float]:
     return dict(zip(entries.ids.tolist(), entries.priorities.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("capacity", [100, AT_START], ids=["with room", "the oldest are evicted"])
+@pytest.mark.parametrize("bound", ["none", "unrolls", "bytes"])
 def test_priorities_importance_weights_and_the_limiter_over_a_restart(
-    backend: EmbeddedServer | None, prefix: str, capacity: int
+    backend: EmbeddedServer | None, prefix: str, bound: str
 ) -> None:
-    pipeline, unrolls = played(backend, prefix, capacity)
+    pipeline, unrolls = played(backend, prefix, bound)
     stores = Stores(pipeline.config.store, pipeline.config.replay)
     with Road(pipeline, stores) as road:
         road.path.begin()
@@ -185,7 +193,7 @@ def test_priorities_importance_weights_and_the_limiter_over_a_restart(
         (batch,) = road.get(1)
         road.check_drawn(batch)
         ledger = road.ledger.snapshot()
-        number = min(capacity, AT_START + 2 * MORE)
-        evicted = unrolls[: AT_START + 2 * MORE - number]
+        evicted = [] if bound == "none" else unrolls[: 2 * MORE]
+        number = AT_START + 2 * MORE - len(evicted)
         assert (len(road.table), ledger["error"]) == (number, 0)
         assert ledger["evicted"] == sum(unroll.valid for unroll in evicted)
