@@ -38,6 +38,9 @@ class RunSection(Section):
     of each environment."""
     log_interval_seconds: Seconds = Field(1.0, gt=0)
     """How often `summary.json` and TensorBoard are written, and the progress in a terminal (elsewhere every 5 s)."""
+    log_bytes: int = Field(16 * 2**20, ge=2**16)
+    """Of each component's log under `seedmq run`, environments' output included. A larger one becomes `<name>.log.1`
+    and begins anew, and says how much was left out by then."""
     drain_timeout_seconds: Seconds = Field(8.0, gt=0)
     """How long an orderly stop may take before what is left is killed."""
 

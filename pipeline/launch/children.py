@@ -13,12 +13,13 @@ from pathlib import Path
 
 from pipeline import reaping
 from pipeline.errors import EXIT_FAILED, EXIT_FINISHED, StoreError
+from pipeline.launch.log_files import LogFile
 from pipeline.launch.processes import STORE
 from pipeline.store.embedded import EmbeddedServer
 
 STORE_SECONDS = 0.5
 """The store ends last, when nobody uses it, and keeps nothing: it is soon killed where it does not end by itself."""
-_TAIL_BYTES = 64 * 2**10
+LOG_BYTES = 16 * 2**20
 _LOGGED = re.compile(r"\S+Z [A-Z]+ \S+ (.+)")
 _LOGGED_ERROR = re.compile(r"\S+Z (?:ERROR|CRITICAL) \S+ (.+)")
 
@@ -30,28 +31,29 @@ class Child:
     children in order. On Linux it is killed when the parent dies.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Appends output to ``log`` (0600).
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, log_bytes: int = LOG_BYTES
+    ) -> None:
+        """Appends output to ``log`` (0600), which ``bound_log`` keeps to twice ``log_bytes``.
 
         Raises:
             OSError: it cannot be started, or the log cannot be written.
         """
-        self._log = log
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._log = LogFile(log, log_bytes)
+        parent = os.getpid()
         try:
-            self._log_start = os.fstat(descriptor).st_size
-            parent = os.getpid()
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=descriptor,
+                stdout=self._log.descriptor,
+                stderr=self._log.descriptor,
                 env=dict(environment),
                 process_group=0,
                 preexec_fn=lambda: reaping.die_with(parent),  # noqa: PLW1509 - the launcher has no threads
             )
-        finally:
-            os.close(descriptor)
+        except OSError:
+            self._log.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -64,6 +66,7 @@ class Child:
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
             self._signal_group(signal.SIGKILL)
+            self._log.close()
         return self._process.poll()
 
     def terminate(self) -> None:
@@ -83,16 +86,13 @@ class Child:
             return None
         return self._process.returncode
 
+    def bound_log(self) -> None:
+        """Begins its log anew where that is too large."""
+        self._log.bound()
+
     def tail(self, lines: int) -> list[str]:
-        """The last lines that this process wrote; none where somebody has removed its log."""
-        try:
-            with self._log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_start, size - _TAIL_BYTES))
-                text = file.read(_TAIL_BYTES).decode(errors="replace")
-        except FileNotFoundError:
-            return []
-        return [line for line in text.splitlines() if line.strip()][-lines:]
+        """The last lines that it wrote; none where somebody has removed its log."""
+        return self._log.tail(lines)
 
     def _signal_group(self, number: int) -> None:
         try:
@@ -110,6 +110,7 @@ class Children:
         environment: of the children.
         logs: directory of ``<component>.log``.
         store: not started yet; None where the store is somebody else's.
+        log_bytes: Of each log, and of what is kept of it from before.
     """
 
     def __init__(
@@ -118,7 +119,9 @@ class Children:
         environment: Mapping[str, str],
         logs: Path,
         store: EmbeddedServer | None,
+        log_bytes: int = LOG_BYTES,
     ) -> None:
+        self._log_bytes = log_bytes
         self._commands = commands
         self._environment = environment
         self._logs = logs
@@ -139,7 +142,8 @@ class Children:
         """
         if name in self._commands:
             command = [*self._commands[name], *arguments]
-            self._alive[name] = self._last[name] = Child(command, self._environment, self._logs / f"{name}.log")
+            log = self._logs / f"{name}.log"
+            self._alive[name] = self._last[name] = Child(command, self._environment, log, self._log_bytes)
         elif self._store is not None:
             self._store.start()
 
@@ -159,9 +163,10 @@ class Children:
             self._end_store(name, -signal.SIGKILL)
 
     def exits(self) -> list[tuple[str, int]]:
-        """Components that ended since the last call: (component, exit code or minus the signal)."""
+        """Components that ended since the last call: (component, exit code or minus the signal). Bounds their logs."""
         ended, self._store_ended = self._store_ended, []
         for name, child in list(self._alive.items()):
+            child.bound_log()
             code = child.poll()
             if code is not None:
                 del self._alive[name]

@@ -107,7 +107,11 @@ def _launched(loaded: Loaded, directory: RunDirectory, resume: bool, signals: Si
         endpoint = config.broker.connect or config.broker.bind
         write_json(directory.endpoints, {"broker": endpoint, "keys": config.security.keys, "pid": os.getpid()})
         children = Children(
-            _commands(config, loaded.file.name, directory, folder), _environment(folder), directory.logs, store
+            _commands(config, loaded.file.name, directory, folder),
+            _environment(folder),
+            directory.logs,
+            store,
+            config.run.log_bytes,
         )
         drain_seconds = config.run.drain_timeout_seconds + MARGIN_SECONDS
         supervisor = Supervisor(_budgets(config, store is not None), drain_seconds, _jitter, resume)
