@@ -31,6 +31,7 @@ class Timing:
         replies_drain: How long a drain waits for outstanding replies.
         goodbye: How long after that it waits for GOODBYE.
         heartbeat: Until WELCOME says otherwise.
+        silence: What it may mean that no broker answers, in words.
     """
 
     reply: float
@@ -38,6 +39,7 @@ class Timing:
     replies_drain: float
     goodbye: float
     heartbeat: float = 1.0
+    silence: str = ""
 
 
 class Send(NamedTuple):

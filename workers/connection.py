@@ -9,7 +9,7 @@ from __future__ import annotations
 import zmq
 
 from pipeline import sockets
-from pipeline.config.tree import BrokerSection, SecuritySection
+from pipeline.config.tree import BrokerSection, Config, SecuritySection
 from workers.actions import Send
 
 SNDMORE = int(zmq.SNDMORE)  # the enumeration's own operators are slow
@@ -113,3 +113,20 @@ class Connection:
 def _milliseconds(seconds: float) -> int:
     """Not before they are over, and at most a grain after it."""
     return GRAIN_MILLISECONDS * (1 + int(seconds * 1000) // GRAIN_MILLISECONDS) if seconds > 0.0 else 0
+
+
+def silence(config: Config) -> str:
+    """What it may mean that no broker answers: one with keys says nothing to those that it does not admit."""
+    endpoint = config.broker.connect or config.broker.bind
+    if config.security.keys is not None:
+        return (
+            f" at {endpoint}: either none is there, or it does not admit the keys in security.keys = "
+            f"{config.security.keys}, being of another fleet, revoked (authorized/workers) or without keys itself; "
+            "its log tells"
+        )
+    if endpoint.startswith("ipc:"):
+        return ""
+    return (
+        f" at {endpoint}: either none is there, or it has keys and answers only workers that have some too: for those "
+        "set security.keys (seedmq keys DIR --client NAME, where the broker's keys are)"
+    )

@@ -25,7 +25,7 @@ from workers.actions import Abandon, Action, Begin, Finish, Reconnect, Say, Send
 from workers.assignment import Assignment
 from workers.block import At, Phase
 from workers.books import GroupBooks
-from workers.connection import Connection
+from workers.connection import Connection, silence
 from workers.environments import make_group
 from workers.group import Group, NonFinite
 from workers.place import words_of
@@ -305,4 +305,5 @@ class Worker:
             replies_drain=0.5 * drain,
             goodbye=0.3 * drain,
             heartbeat=self._config.broker.heartbeat_seconds,
+            silence=silence(self._config),
         )

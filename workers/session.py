@@ -125,7 +125,8 @@ class Session:
             return []
         if self.state is State.JOINING and not self._begun and now >= self._give_up_at:
             self.state = State.GONE
-            return [Finish(UnreachableError(f"no broker answered within {self._timing.connect:g} s"))]
+            text = f"no broker answered within {self._timing.connect:g} s{self._timing.silence}"
+            return [Finish(UnreachableError(text))]
         actions = self._drained(now)
         if any(isinstance(action, Finish) for action in actions):
             return actions
@@ -369,7 +370,7 @@ class Session:
         if self._broker == "lost" and now < self._complained_at + COMPLAINT_SECONDS:
             return [Reconnect()]
         self._broker, self._complained_at = "lost", now
-        text = f"no answer from the broker for {silent:.1f} s: not stepping, connecting anew"
+        text = f"no answer from the broker for {silent:.1f} s: not stepping, connecting anew{self._timing.silence}"
         return [Say("warning" if self._begun else "info", text), Reconnect()]  # at the start the broker may start too
 
     def _rejoin(self, now: float) -> None:

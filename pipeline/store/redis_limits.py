@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from pipeline.errors import CapacityError, StoreError
+from pipeline.errors import CapacityError, ConfigError, StoreError
 from pipeline.store.codec import HEADER_BYTES
 from pipeline.store.interface import Memory
 from pipeline.store.redis_client import RedisLink
@@ -19,6 +19,10 @@ from pipeline.store.redis_client import RedisLink
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.8
+NO_CLUSTER = (
+    "seedmq's scripts change several keys at once, which a cluster has on several nodes. Use a Redis that is none (7.0 "
+    "or newer, cluster-enabled no): a single one, or the primary of a replicated one; one is enough for a run"
+)
 DEFAULT_MAX_VALUE_BYTES = 512 * 2**20
 SAFE_POLICY = "noeviction"
 STRING_HEADER_BYTES = 10  # of a Redis string, its final zero included
@@ -36,7 +40,11 @@ def check_policy(link: RedisLink) -> None:
     Raises:
         UnreachableError: no answer within ``unreachable_seconds``.
         StoreError: an evicting ``maxmemory-policy`` with ``maxmemory`` set.
+        ConfigError: a Redis Cluster.
     """
+    cluster = link.call(lambda client: _allowed(lambda: client.info("cluster"), "INFO")) or {}
+    if cluster.get("cluster_enabled"):
+        raise ConfigError(f"store.url = {link.server.url} is a Redis Cluster: {NO_CLUSTER}")
     memory = _memory(link)
     policy, limit = memory.get("maxmemory_policy"), memory.get("maxmemory")
     if policy is None or limit is None:

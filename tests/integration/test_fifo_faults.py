@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -11,13 +12,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from pipeline.errors import StoreError, UnreachableError
+from pipeline.errors import ConfigError, StoreError, UnreachableError
 from pipeline.stopping import StopToken
-from pipeline.store.embedded import EmbeddedServer
+from pipeline.store.embedded import EmbeddedServer, bundled_server
 from pipeline.store.interface import Item, Put, PutResult, StoreFull
 from pipeline.store.redis_client import RedisServer
 from pipeline.store.redis_store import RedisFifo
 from tests.integration.servers import kill
+from tests.runs import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -314,6 +316,18 @@ def test_an_evicting_policy_is_refused(
         fifo.check()
     client.config_set("maxmemory", 0)
     fifo.check()
+
+
+def test_a_cluster_is_refused_and_named(tmp_path: Path) -> None:
+    port, bus = free_ports(2)
+    command = [str(bundled_server()), "--port", str(port), "--cluster-enabled", "yes", "--cluster-port", str(bus)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        try:
+            server = RedisServer(f"redis://127.0.0.1:{port}", unreachable_seconds=60.0)
+            with pytest.raises(ConfigError, match=r"is a Redis Cluster: .* Use a Redis that is none"):
+                RedisFifo(server, prefix="p", capacity=10, when_full="block", consumer="learner").check()
+        finally:
+            process.kill()
 
 
 def test_a_redis_that_hides_its_settings_is_taken(

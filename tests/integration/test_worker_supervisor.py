@@ -9,13 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
+from pipeline.admission import Admission
+from pipeline.config.tree import BrokerSection, SecuritySection
+from pipeline.keys import write_keys
 from pipeline.protocol import Kind
+from pipeline.sockets import worker_facing
 from pipeline.stopping import StopToken
 from tests.counter_env import LEAK_BYTES
 from tests.integration.supervised import Running, config_of
 from tests.mini_broker import MiniBroker, Tally
-from tests.runs import Stopwatch
+from tests.runs import Stopwatch, free_ports
 from workers.supervisor import Supervisor
 
 pytestmark = pytest.mark.integration
@@ -249,6 +254,25 @@ def test_what_a_restart_does_not_cure_ends_at_once(environment, code, words, cap
     with Running(config) as worker:
         assert worker.ended() == code
     assert words in caplog.text
+
+
+def test_a_worker_without_keys_at_a_broker_with_keys_says_what_it_looks_like(tmp_path, caplog):
+    """So does one with keys that are not admitted: neither is answered, so neither can know."""
+    (port,) = free_ports(1)
+    endpoint, context = f"tcp://127.0.0.1:{port}", zmq.Context()
+    write_keys(tmp_path / "keys")
+    write_keys(tmp_path / "others")
+    section, guarded = BrokerSection(bind=endpoint), SecuritySection(keys=str(tmp_path / "keys"))
+    words = {None: "it has keys and answers only workers that have some too", "others": "it does not admit the keys in"}
+    with Admission(context, section, guarded) as admission:
+        socket = worker_facing(context, section, guarded, admission.monitor("workers"))
+        for keys, said in words.items():
+            security = {"keys": None if keys is None else str(tmp_path / keys)}
+            with Running(config_of(endpoint, workers={"connect_timeout_seconds": 1.5}, security=security)) as worker:
+                assert worker.ended() == 4
+            assert f"no broker answered within 1.5 s at {endpoint}: either none is there, or {said}" in caplog.text
+        socket.close(linger=0)
+    context.term()
 
 
 @pytest.mark.parametrize(
