@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.rows import FIRST, TERMINATED, TRUNCATED
+from pipeline.rows import FIRST, LIFE_LOST, TERMINATED, TRUNCATED
 from pipeline.unrolls import OBSERVATION, STATE, UnrollLayout
 
 Array = npt.NDArray[Any]
@@ -81,7 +81,7 @@ class Assembler:
         self._index = np.zeros(slots, np.int64)  # running index of the last row
         self._owned = np.zeros(slots, np.int64)  # running index of the row where what the open unroll owns begins
         self._framed = [name for name in layout.fields if name.startswith(OBSERVATION)]
-        self._by_row = ["version", "terminated", "truncated", "reward", "action", "behaviour"]
+        self._by_row = ["version", "terminated", "truncated", "life_lost", "reward", "action", "behaviour"]
         # Of the row that will be row 0 of the next unroll: its number, its index, and the state fed to it.
         self._next_number = np.zeros(slots, np.int64)
         self._next_index = np.zeros(slots, np.int64)
@@ -139,6 +139,7 @@ class Assembler:
         fields["first"][slots, self._prefix + at] = first
         fields["terminated"][slots, at] = (flags & TERMINATED) != 0
         fields["truncated"][slots, at] = (flags & TRUNCATED) != 0
+        fields["life_lost"][slots, at] = (flags & LIFE_LOST) != 0
         fields["reward"][slots, at] = rows["reward"]
         fields["action"][slots, at] = acted.action
         fields["behaviour"][slots, at] = acted.behaviour

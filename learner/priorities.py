@@ -24,7 +24,7 @@ def initial_priorities(fields: Mapping[str, Array], settings: R2d2Section) -> np
 
     Args:
         fields: Views of records as ``UnrollLayout.view`` makes them, ``[n, rows, ...]``: behaviour (Q-values), action,
-            reward, terminated, valid. Row 0 is the first of ``settings.burn_in`` rows that are left out.
+            reward, terminated, life_lost, valid. Row 0 is the first of ``settings.burn_in`` rows that are left out.
         settings: The loss.
     """
     start = settings.burn_in
@@ -34,7 +34,8 @@ def initial_priorities(fields: Mapping[str, Array], settings: R2d2Section) -> np
     reward = fields["reward"][:, start + 1 :] * np.float32(settings.reward_scale)
     if settings.reward_clip is not None:
         reward = np.clip(reward, -settings.reward_clip, settings.reward_clip)
-    discount = np.float32(settings.discount) * (fields["terminated"][:, start + 1 :] == 0)
+    ends = fields["terminated"] | fields["life_lost"]
+    discount = np.float32(settings.discount) * (ends[:, start + 1 :] == 0)
     best = unscale(q.max(-1), settings.rescale_epsilon)
     returns = best.copy()
     for _ in range(min(settings.n_steps, reward.shape[1])):

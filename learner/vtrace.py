@@ -2,6 +2,7 @@
 
 Time-major: row i of T + 1 rows, transition i from row i to i + 1. A transition uses ``reward[i + 1]`` and
 ``discount[i] = gamma (1 - terminated[i + 1])``, so a truncated episode bootstraps and one that is both is terminated.
+A lost life counts as terminated here and nowhere else: the row that it leads to begins the next transition.
 A row whose ``valid`` is 0 (a final observation, the last row before a seam) begins no transition: it has no delta,
 cuts the recursion and keeps ``vs = V``.
 """
@@ -25,9 +26,16 @@ class VtraceReturns(NamedTuple):
     advantage: tf.Tensor
 
 
-def discounts(terminated: tf.Tensor, gamma: float) -> tf.Tensor:
-    """``[T, B]`` float32 discounts of the transitions from ``terminated`` ``[T + 1, B]`` of any numeric dtype."""
-    return gamma * (1.0 - tf.cast(terminated[1:], tf.float32))
+def discounts(terminated: tf.Tensor, gamma: float, life_lost: tf.Tensor | None = None) -> tf.Tensor:
+    """``[T, B]`` float32 discounts of the transitions.
+
+    Args:
+        terminated: ``[T + 1, B]`` of any numeric dtype, as all that follow.
+        gamma: Where nothing ends.
+        life_lost: ``[T + 1, B]``: what is learnt ends there as well, though the episode goes on.
+    """
+    goes_on = 1.0 - tf.cast(terminated[1:], tf.float32)
+    return gamma * (goes_on if life_lost is None else goes_on * (1.0 - tf.cast(life_lost[1:], tf.float32)))
 
 
 def vtrace(

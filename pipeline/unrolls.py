@@ -71,6 +71,7 @@ class UnrollLayout:
             ("first", "|u1", (prefix + rows,)),
             ("terminated", "|u1", (rows,)),
             ("truncated", "|u1", (rows,)),
+            ("life_lost", "|u1", (rows,)),
             ("valid", "|u1", (self.unroll_length,)),
             ("reward", "<f4", (rows,)),
             ("action", _little(self.action_dtype), (rows, *self.action_shape)),

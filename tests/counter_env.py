@@ -43,6 +43,7 @@ class CounterEnv(gymnasium.Env):
         once: A file: the fault happens only while it does not exist, and makes it.
         float64_reset: The reset observation comes as float64.
         action: ``discrete`` or ``box``.
+        lives: At the start of an episode, told in ``info["lives"]``; each second step loses one. None: there are none.
     """
 
     metadata: ClassVar = {"render_modes": []}
@@ -59,10 +60,11 @@ class CounterEnv(gymnasium.Env):
         float64_reset: bool = False,
         action: str = "discrete",
         step_seconds: float = 0.0,
+        lives: int | None = None,
     ) -> None:
         self.length, self.kind, self.ends = length, kind, ends
         self.fault, self.at, self.fault_episode, self.once = fault, at, episode, once
-        self.float64_reset, self.step_seconds = float64_reset, step_seconds
+        self.float64_reset, self.step_seconds, self.lives = float64_reset, step_seconds, lives
         self.number, self.episode, self.steps = 0, 0, 0
         self.observation_space = {
             "box": _box(),
@@ -86,7 +88,7 @@ class CounterEnv(gymnasium.Env):
         observation = self._observation()
         if self.float64_reset:
             observation = observation.astype(np.float64)
-        return observation, {}
+        return observation, self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action) or np.asarray(action).shape == self.action_space.shape
@@ -104,7 +106,8 @@ class CounterEnv(gymnasium.Env):
         ):
             observation, reward = self._fail(observation, reward)
         done = self.steps >= self.length
-        return observation, reward, done and self.ends != "truncated", done and self.ends != "terminated", {}
+        terminated, truncated = done and self.ends != "truncated", done and self.ends != "terminated"
+        return observation, reward, terminated, truncated, self._info()
 
     def close(self) -> None:
         if self.fault == "hang_close" and self._due():
@@ -119,6 +122,9 @@ class CounterEnv(gymnasium.Env):
         deep = np.array([[self.number % 256, self.episode % 256, self.steps % 256]] * 2, np.uint8)
         inner = {"step": np.int64(self.steps), "deep": deep}
         return {"a": inner, "z": box} if self.steps % 2 else {"z": box, "a": dict(reversed(inner.items()))}
+
+    def _info(self) -> dict[str, Any]:
+        return {} if self.lives is None else {"lives": max(0, self.lives - self.steps // 2)}
 
     def _is_the_step(self) -> bool:
         return self.steps == self.at and self.episode == self.fault_episode

@@ -35,7 +35,7 @@ class R2d2:
     """
 
     loss_reduction: Literal["mean", "sum"] = "mean"
-    fields: tuple[str, ...] = ("action", "reward", "terminated", "valid", IMPORTANCE_WEIGHT)
+    fields: tuple[str, ...] = ("action", "reward", "terminated", "life_lost", "valid", IMPORTANCE_WEIGHT)
 
     def __init__(self, settings: R2d2Section, make_network: Callable[[], Network]) -> None:
         self.settings = settings
@@ -142,7 +142,7 @@ class R2d2:
         settings, start = self.settings, self.settings.burn_in
         q = unscale(bootstrap(target, online, settings.double_q), settings.rescale_epsilon)
         reward = self.rewards(batch["reward"][start + 1 :])
-        discount = discounts(batch["terminated"][start:], settings.discount)
+        discount = discounts(batch["terminated"][start:], settings.discount, batch["life_lost"][start:])
         return rescale(n_step_targets(q, reward, discount, valid, settings.n_steps), settings.rescale_epsilon)
 
 

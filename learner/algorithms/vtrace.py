@@ -33,7 +33,7 @@ class Vtrace:
         ConfigError: ``entropy_target`` with an ``entropy_cost`` of 0, whose logarithm cannot be learnt.
     """
 
-    fields: tuple[str, ...] = ("action", "behaviour", "reward", "terminated", "valid")
+    fields: tuple[str, ...] = ("action", "behaviour", "reward", "terminated", "life_lost", "valid")
 
     def __init__(self, settings: VtraceSection, distribution: Stochastic) -> None:
         if settings.entropy_target is not None and settings.entropy_cost == 0:
@@ -160,7 +160,7 @@ class Vtrace:
         settings = self.settings
         return vtrace(
             log_rho,
-            discounts(batch["terminated"], settings.discount),
+            discounts(batch["terminated"], settings.discount, batch["life_lost"]),
             self.rewards(batch["reward"][1:]),
             tf.stop_gradient(value),
             valid,

@@ -37,7 +37,7 @@ from pipeline.unrolls import OBSERVATION, UnrollLayout
 Records = npt.NDArray[np.uint8]
 
 MAGIC = b"SQ"
-VERSION = 1
+VERSION = 2
 ZSTD_LEVEL = 1
 _FRONT = struct.Struct("<2sBB")  # magic, version, codec
 _CHECKSUM = struct.Struct("<I")

@@ -204,6 +204,39 @@ def test_recomputed_log_probabilities_are_the_behaviours(network: str, mode: str
     np.testing.assert_allclose(recomputed[valid], behaved[valid], atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_life_ends_what_is_learnt_and_nothing_else(mode: str) -> None:
+    """Lives are lost at steps 2, 4 and 6 of 7: state, frame stack, episode and return go on through them."""
+    pipeline = Pipeline(
+        2,
+        mode,
+        environment={"kwargs": {"lives": 3, "ends": "truncated"}, "frame_stack": 3, "life_loss": "terminal"},
+        network=NETWORKS["lstm"],
+        training={"unroll_length": 5},
+    )
+    randomize(pipeline.agent)
+    pipeline.join()
+    for _ in range(60):
+        pipeline.step()
+    returns = pipeline.episodes.snapshot()
+    pipeline.leave()
+    seen = transitions(pipeline)
+    assert len(seen) == len(set(seen)) == pipeline.ledger.snapshot()["accepted"]
+    assert {step for _, _, step in seen} == set(range(7)), "every transition is valid, those that lose a life too"
+    for got in pipeline.fields():
+        rows = got["observation/observation"][pipeline.agent.layout.frame_stack - 1 :, 2]
+        reached = rows[: 1 + np.flatnonzero(got["valid"]).max(initial=0)]
+        lost = got["life_lost"][: len(reached)]
+        assert np.array_equal(lost != 0, np.isin(reached, (2, 4, 6))) and not got["terminated"].any()
+    assert (returns["episode_return_mean"], returns["episode_length_mean"]) == (sum(range(1, 8)), 7)
+    agent, batch = pipeline.agent, {name: tf.constant(value) for name, value in pipeline.batch().items()}
+    outputs, _ = agent.network.unroll(unroll_inputs(batch, 3, "zero", agent.rewards), unroll_state(batch))
+    recomputed = agent.distribution.log_prob(outputs.policy, batch["action"])[:-1].numpy()
+    behaved = agent.distribution.log_prob(batch["behaviour"], batch["action"])[:-1].numpy()
+    valid = batch["valid"].numpy().astype(bool)
+    np.testing.assert_allclose(recomputed[valid], behaved[valid], atol=1e-4)
+
+
 def randomize(agent: Agent) -> None:
     """Weights that make actions depend on everything that is fed."""
     rng = np.random.default_rng(0)

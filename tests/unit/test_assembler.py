@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.assembler import Acted, Assembler
-from pipeline.rows import FIRST, ROW, TERMINATED, TRUNCATED
+from pipeline.rows import FIRST, LIFE_LOST, ROW, TERMINATED, TRUNCATED
 from pipeline.spaces import Leaf
 from pipeline.unrolls import UnrollLayout
 
@@ -22,8 +22,8 @@ def layout(length: int, stack: int = 1) -> UnrollLayout:
 class CountingEnvironment:
     """Rows of one environment with episodes of ``length`` steps: the observation is (environment, episode, step)."""
 
-    def __init__(self, environment: int, length: int) -> None:
-        self.environment, self.length = environment, length
+    def __init__(self, environment: int, length: int, lives_lost_at: tuple[int, ...] = ()) -> None:
+        self.environment, self.length, self.lives_lost_at = environment, length, lives_lost_at
         self.episode, self.step, self.index = 0, -1, 0
 
     def next(self) -> tuple[np.ndarray, np.ndarray]:
@@ -38,6 +38,8 @@ class CountingEnvironment:
             row["reward"] = self.step
         if self.step == self.length:
             row["flags"] |= TERMINATED if self.episode % 2 else TRUNCATED
+        if self.step in self.lives_lost_at:
+            row["flags"] |= LIFE_LOST
         row["index"] = self.index
         return row, np.array([[self.environment, self.episode, self.step]])
 
@@ -85,6 +87,19 @@ def test_the_example_of_semantics() -> None:
     assert got["state/0"].tolist() == [0]
 
 
+def test_a_lost_life_is_a_mark_on_a_row_and_masks_nothing() -> None:
+    plain, marked = opened(5, 1), opened(5, 1)
+    environments = CountingEnvironment(0, 8), CountingEnvironment(0, 8, lives_lost_at=(2, 5))
+    (unmarked, once), (first, second) = (
+        drive(a, [e], 11)[0] for a, e in zip((plain, marked), environments, strict=True)
+    )
+    got, follows = fields(first.record, 5), fields(second.record, 5)
+    assert got["life_lost"].tolist() == [0, 0, 1, 0, 0, 1] and follows["life_lost"].tolist() == [1, 0, 0, 0, 0, 0]
+    assert got["valid"].tolist() == [1] * 5 and got["first"].tolist() == [1, 0, 0, 0, 0, 0]
+    for mine, theirs in ((first, unmarked), (second, once)):
+        assert mine[:-1] == theirs[:-1], "counts, indices and states are those of an episode that went on"
+
+
 def test_episodes_of_seven_count_exactly() -> None:
     """One environment, 1 000 episodes of 7: 7 999 row transitions, 7 000 valid, 999 masked, each once."""
     assembler = opened(20, 1)
@@ -106,7 +121,7 @@ def test_unrolls_overlap_by_one_and_carry_the_state_fed_at_row_0() -> None:
     unrolls, _, _ = drive(opened(4, 2), [CountingEnvironment(0, 6), CountingEnvironment(1, 3)], 13)
     mine = [fields(u.record, 4) for u in unrolls if u.environment == 100]
     for k, (a, b) in enumerate(itertools.pairwise(mine)):
-        for name in ("version", "reward", "action", "behaviour", "first", "terminated"):
+        for name in ("version", "reward", "action", "behaviour", "first", "terminated", "life_lost"):
             assert np.array_equal(a[name][4], b[name][0]), name
         assert b["state/0"].tolist() == [10 * 4 * (k + 1)]
         assert b["previous_action"] == a["action"][3]

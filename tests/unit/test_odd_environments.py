@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 
 from pipeline.config.tree import EnvironmentSection
 from pipeline.errors import ConfigError, EnvironmentFailure, SpaceError
-from pipeline.rows import FIRST, NO_REPLY, TERMINATED, TRUNCATED
+from pipeline.rows import FIRST, LIFE_LOST, NO_REPLY, TERMINATED, TRUNCATED
 from pipeline.spaces import INTEGERS
 from pipeline.streams import environment_seeds
 from tests.odd_env import OddEnv
@@ -212,3 +212,79 @@ def ends_with_lives(environment):
 def test_a_wrapper_that_makes_episodes_of_lives_is_refused():
     with pytest.raises(ConfigError, match=r"terminal_on_life_loss.*environment.life_loss = terminal"):
         group_of(ODD, wrappers=[f"{__name__}:ends_with_lives"])
+
+
+def lives_group(environment, mode, n=2, **kwargs):
+    section = EnvironmentSection(
+        id=environment, kwargs={"lives": 3, "autoreset_mode": mode, **kwargs}, life_loss="terminal"
+    )
+    group = make_group(section, n)
+    return group, group.reset(environment_seeds(1, n))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+@pytest.mark.parametrize("environment", [ODD, ODD_VECTOR])
+def test_a_lost_life_is_a_flag_of_its_row_and_the_episode_goes_on(environment, ends, mode):
+    """Three lives, of which every second step loses one: at steps 2, 4 and 6 of 7."""
+    own = {"buffer": True} if environment == ODD else {}
+    group, rows = lives_group(environment, mode, ends=ends, **own)
+    seen, finals = {}, 0
+    for _ in range(3 * (LENGTH + 1)):
+        for record, (_, step) in zip(rows.records, rows.leaves[0].tolist(), strict=True):
+            seen.setdefault(int(step), set()).add(bool(record["flags"] & LIFE_LOST))
+            if record["flags"] & (TERMINATED | TRUNCATED):
+                finals += 1
+                assert (record["episode_return"], record["episode_length"]) == (28, LENGTH)
+        rows = group.step(actions_of(group))
+    assert seen == {step: {step in (2, 4, 6)} for step in range(LENGTH + 1)} and finals >= 6
+    assert group.rows.masked <= finals, "nothing else is masked"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_life_that_is_lost_in_the_last_step_is_a_flag_too(mode):
+    group, _ = lives_group(ODD, mode, length=2, ends="truncated")
+    found = [int(flags) for step in stepped(group, 4) for flags in step["flags"] if flags & TRUNCATED]
+    assert found and all(flags & LIFE_LOST for flags in found)
+
+
+@pytest.mark.parametrize("environment", [ODD, ODD_VECTOR])
+def test_lives_that_are_asked_for_and_not_told_are_missed_by_name(environment):
+    group, _ = lives_group(environment, "NextStep", lives=None)
+    with pytest.raises(
+        BadResult, match=r"info\['lives'\] is not there, which environment.life_loss = terminal goes by"
+    ):
+        stepped(group, 1)
+
+
+def test_without_the_setting_lives_are_not_looked_at():
+    group, _ = group_of(ODD, lives=3)
+    assert not any((step["flags"] & LIFE_LOST).any() for step in stepped(group, LENGTH))
+
+
+@pytest.mark.parametrize("vectorization", ["native", "sync"])
+def test_lives_of_atari_are_lost_within_an_episode(vectorization):
+    pytest.importorskip("ale_py")
+    section = EnvironmentSection(
+        id="ALE/Breakout-v5", frame_skip=4, vectorization=vectorization, life_loss="terminal", kwargs={}
+    )
+    group = make_group(section, 2)
+    group.reset(environment_seeds(1, 2))
+    lost, ended, generator = np.zeros(2, int), np.zeros(2, int), np.random.default_rng(1)
+    for _ in range(2000):
+        records = group.step(generator.integers(0, 4, 2).tobytes()).records
+        flags = records["flags"]
+        counts = ended == 0
+        lost += ((flags & LIFE_LOST) != 0) & counts
+        assert not (flags & FIRST).any() or ended.any(), "a lost life begins no episode"
+        ended += (flags & (TERMINATED | TRUNCATED)) != 0
+        if ended.all():
+            break
+    assert lost.tolist() == [5, 5] and ended.min() >= 1
+
+
+@pytest.mark.parametrize("name", ["episodic_life", "life_loss_info"])
+def test_settings_of_atari_that_make_episodes_of_lives_are_refused(name):
+    pytest.importorskip("ale_py")
+    with pytest.raises(ConfigError, match=rf"environment.kwargs.{name} .*environment.life_loss = terminal"):
+        make_group(EnvironmentSection(id="ALE/Breakout-v5", kwargs={name: True}), 1)

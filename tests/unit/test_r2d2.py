@@ -56,6 +56,16 @@ def test_an_episode_that_ends_inside(terminated, expected):
     np.testing.assert_allclose(found[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize(("n", "expected"), [(1, [2, 1, 10, 11]), (2, [2, 1, 12, 11]), (5, [2, 1, 12, 11])])
+def test_a_lost_life_ends_the_returns_that_lead_to_it(n, expected):
+    """Rows A0 A1 L A3 A4 of one episode, rewards 1, gamma 1; q 1, 1, 9, 9, 10."""
+    q = tf.constant([[1.0], [1.0], [9.0], [9.0], [10.0]])
+    lost = np.array([[0], [0], [1], [0], [0]])
+    discount = discounts(np.zeros((5, 1)), 1.0, lost)
+    found = n_step_targets(q, tf.ones([4, 1]), discount, tf.ones([4, 1], tf.bool), n).numpy()[:, 0]
+    np.testing.assert_allclose(found, expected)
+
+
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-2, 0.5])
 def test_rescaling_equals_its_formula_and_has_an_inverse(epsilon):
     h = np.sign(VALUES) * (np.sqrt(np.abs(VALUES) + 1) - 1) + epsilon * VALUES

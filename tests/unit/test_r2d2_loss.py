@@ -57,6 +57,7 @@ def records_of(layout, seed=0, batch=BATCH):
     ended, kind = rng.random((batch, rows)) < 0.2, rng.integers(0, 3, (batch, rows))
     view["terminated"][:] = ended & (kind != 0)
     view["truncated"][:] = ended & (kind != 1)
+    view["life_lost"][:] = rng.random((batch, rows)) < 0.2
     seam = rng.random((batch, rows)) < 0.05
     view["first"][:, 1:] = ended[:, :-1] | seam[:, :-1]
     view["valid"][:] = ~ended[:, :-1] & ~seam[:, :-1]
@@ -126,9 +127,8 @@ def slow(settings, online, target, batch):
         errors = []
         for i in range(start, rows - 1):
             if batch["valid"][i, b]:
-                value = slow_target(
-                    i, b, q, reward, batch["terminated"], batch["valid"], settings.discount, settings.n_steps
-                )
+                ends = batch["terminated"] | batch["life_lost"]
+                value = slow_target(i, b, q, reward, ends, batch["valid"], settings.discount, settings.n_steps)
                 errors.append(abs(h(value, settings.rescale_epsilon) - online[i, b, batch["action"][i, b]]))
         squares[b] = np.sum(np.square(errors))
         found[b] = settings.eta * np.max(errors) + (1 - settings.eta) * np.mean(errors) + 1e-6

@@ -78,6 +78,15 @@ def check_values(terminated, lambda_):
     return vtrace(zeros, discounts(terminated, 1.0), zeros, value, valid, lambda_=lambda_)
 
 
+def test_a_lost_life_ends_what_is_learnt_and_its_row_goes_on():
+    """Rows A0 A1 L A3 A4 A5 of one episode, rewards 0, on-policy, gamma 1: V(L) enters no target before L."""
+    value = tf.constant([[1.0], [1.0], [5.0], [5.0], [5.0], [5.0]])
+    lost, valid, zeros = np.array([[0], [0], [1], [0], [0], [0]]), tf.ones([5, 1]), tf.zeros([5, 1])
+    found = vtrace(zeros, discounts(NEVER, 1.0, lost), zeros, value, valid)
+    np.testing.assert_allclose(found.advantage[:, 0], [-1, -1, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(found.vs[:, 0], [0, 0, 5, 5, 5, 5], atol=1e-6)
+
+
 def test_invalid_rows_keep_their_value():
     log_rho, terminated, reward, value, valid = rows_of(20, 16, 3)
     found = vtrace(tf.constant(log_rho), discounts(terminated, 0.9), reward[1:], tf.constant(value), valid)

@@ -36,6 +36,7 @@ def case(batch=8, length=6, seed=0):
         "behaviour": logits[0],
         "reward": reward,
         "terminated": terminated,
+        "life_lost": (rng.random(terminated.shape) < 0.2).astype(np.uint8),
         "valid": valid.astype(np.uint8),
     }
     return Outputs(tf.constant(logits[1]), tf.constant(value)), fields
@@ -64,7 +65,7 @@ def slow(settings, outputs, fields, entropy_cost):
     if settings.reward_clip is not None:
         reward = np.clip(reward, -settings.reward_clip, settings.reward_clip)
     vs, advantage = reference(
-        log_rho, fields["terminated"], settings.discount, reward, value, valid,
+        log_rho, fields["terminated"] | fields["life_lost"], settings.discount, reward, value, valid,
         settings.lambda_, settings.clip_rho, settings.clip_c, settings.clip_pg_rho,
     )  # fmt: skip
     terms = dict.fromkeys(("policy_loss", "value_loss", "entropy_loss", "kl_loss", "entropy", "rho"), 0.0)
