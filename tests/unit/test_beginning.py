@@ -13,7 +13,7 @@ from pipeline.run_dir import RunDirectory
 
 pytestmark = pytest.mark.unit
 
-MINE = "environment: {id: CartPole-v1}\ntraining: {batch_size: 16}\n"
+MINE = "environment: {id: CartPole-v1}\nnetwork: {hidden: [64, 64]}\ntraining: {batch_size: 16}\n"
 
 
 @pytest.fixture

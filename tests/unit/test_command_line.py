@@ -50,8 +50,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
     def put(module: str, function: str, result: Any = 0) -> Calls:
         calls: Calls = []
 
-        def record(*arguments: Any) -> int:
-            calls.append(arguments)
+        def record(*arguments: Any, **named: Any) -> int:
+            calls.append((*arguments, *named.values()))
             if isinstance(result, BaseException):
                 raise result
             code: int = result(*arguments) if callable(result) else result
@@ -145,9 +145,9 @@ def test_status(serve: Callable[..., Calls], tmp_path: Path) -> None:
 def test_eval(serve: Callable[..., Calls], tmp_path: Path) -> None:
     calls = serve("pipeline.launch.evaluate", "evaluate")
     assert cli.run_command(["eval", str(tmp_path)]) == 0
-    options = ["--episodes", "3", "--mode", "sample", "--seed", "9", "--json"]
+    options = ["--episodes", "3", "--mode", "sample", "--seed", "9", "--json", "--max-steps", "50"]
     assert cli.run_command(["eval", str(tmp_path), *options]) == 0
-    assert calls == [(tmp_path, 200, "greedy", 1, False), (tmp_path, 3, "sample", 9, True)]
+    assert calls == [(tmp_path, 200, "greedy", 1, False, 100_000), (tmp_path, 3, "sample", 9, True, 50)]
 
 
 @pytest.mark.parametrize(
