@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.config.effects import without_effect
 from pipeline.config.load import Loaded, load, read
 from pipeline.config.resumed import Difference, Start, differences, resumed
 from pipeline.errors import ConfigError
@@ -40,6 +41,9 @@ class Beginning(NamedTuple):
         Raises:
             ConfigError: as ``RunDirectory.create``.
         """
+        if not self.loaded.file.launched:
+            for line in without_effect(self.loaded):
+                log.warning("%s", line)
         if self.run_dir is None or not holds_run(self.run_dir):
             return self._written(False)
         if self.resume and not self.loaded.file.launched:

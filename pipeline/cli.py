@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline import __version__, logs
-from pipeline.config.load import Loaded, load
+from pipeline.config.load import load
 from pipeline.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -318,9 +318,11 @@ def show(config: str, overrides: tuple[str, ...]) -> None:
 @click.argument("config")
 @_settings
 def check(config: str, overrides: tuple[str, ...]) -> None:
-    """Say whether a configuration is valid."""
-    loaded: Loaded = load(config, overrides)
-    click.echo(f"{loaded.source}: ok")
+    """Say whether a run can begin with a configuration, and which settings have no effect in it."""
+    loaded = load(config, overrides)
+    from pipeline.launch import check as launcher
+
+    launcher.check(loaded)
 
 
 @seedmq.command()

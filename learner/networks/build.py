@@ -13,8 +13,8 @@ from learner.inputs import Inputs
 from learner.networks.heads import ActorCriticHead, MakeHead
 from learner.networks.network import Network
 from learner.networks.torso import SMALLEST_PICTURE, is_image
-from learner.networks.torso_network import CONVOLUTIONS, Convolutional, Mlp
-from pipeline.config.tree import NetworkSection
+from learner.networks.torso_network import Convolutional, Mlp
+from pipeline.config.network import NetworkSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
 
@@ -53,8 +53,6 @@ def _construct(  # noqa: PLR0917
         tf.keras.utils.set_random_seed(seed)
         return _imported(settings.name)(spaces, distribution, frame_stack, seed, **settings.kwargs)
     name = settings.name if settings.name != "auto" else _chosen(spaces, frame_stack)
-    if settings.kwargs:
-        raise ConfigError(f"network.kwargs are for a class by import path, not for network.name = {settings.name!r}")
     core: dict[str, Any] = {
         "head": head,
         "lstm": settings.lstm,
@@ -76,9 +74,6 @@ def _construct(  # noqa: PLR0917
         )
     if settings.separate_value:
         raise ConfigError(f"network.separate_value is for mlp, not for {name!r}")
-    if name not in CONVOLUTIONS:
-        names = ", ".join(["auto", "mlp", *CONVOLUTIONS])
-        raise ConfigError(f"network.name = {settings.name!r}: not one of {names}, nor package.module:Class")
     return Convolutional(
         spaces,
         distribution,

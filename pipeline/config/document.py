@@ -36,8 +36,10 @@ Later ones win:
 A run that goes on (`--resume`) takes its own configuration in place of 1 and 2, and what was edited in the file since
 ([operations](operations.md#start)).
 
-`seedmq config show CONFIG` prints the merged result with the origin of each value, `seedmq config check CONFIG` only
-says whether it is valid. A run directory's `config.yaml` is such a result and can be given as CONFIG again.
+`seedmq config show CONFIG` prints the merged result with the origin of each value. `seedmq config check CONFIG`
+refuses what a run would refuse (it makes one environment, and builds the network on the CPU), says which settings have
+no effect under the others, and what it cannot tell on this machine. A run directory's `config.yaml` is such a result
+and can be given as CONFIG again.
 
 ```yaml
 environment:

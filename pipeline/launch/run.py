@@ -31,6 +31,7 @@ import click
 
 from pipeline import logs
 from pipeline.beginning import Beginning
+from pipeline.config.effects import without_effect
 from pipeline.config.load import DEFAULT, LAUNCHED, NAME, Loaded, child_environment, dump
 from pipeline.config.metrics import MetricsSection
 from pipeline.config.tree import Config, WorkersSection
@@ -91,6 +92,8 @@ def run(beginning: Beginning) -> int:
         _check_time(loaded.config, directory)
         if resume:
             click.echo("\n".join(_going_on(beginning, directory)))
+        for line in without_effect(loaded):
+            click.echo(f"note: {line}")
         code = _launched(loaded, directory, resume, signals, folder)
         if code == EXIT_USAGE and not resume:
             directory.discard()

@@ -166,7 +166,7 @@ def test_a_run_that_knew_no_normalization_goes_on_without_it(tmp_path: Path) -> 
 
 
 def test_origins_cover_every_value_that_show_prints() -> None:
-    loaded = load("atari_vtrace", ["network.kwargs.k=[1]"], {"SEEDMQ_WORKERS": "2"})
+    loaded = load("atari_vtrace", ["network.name=a:B", "network.kwargs.k=[1]"], {"SEEDMQ_WORKERS": "2"})
     text = show(loaded)
     assert "count: 2  # variable SEEDMQ_WORKERS" in text
     assert "frameskip" not in text

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from pydantic import ValidationError
 
 from learner.distributions import distribution_for
 from learner.inputs import Inputs, Outputs
@@ -11,7 +12,7 @@ from learner.networks.build import example_inputs
 from learner.networks.heads import dueling
 from learner.networks.layers import orthogonal
 from learner.networks.torso_network import Convolutional, Mlp
-from pipeline.config.tree import NetworkSection
+from pipeline.config.network import NetworkSection
 from pipeline.errors import ConfigError, SpaceError
 from pipeline.spaces import Leaf, Spaces
 
@@ -218,10 +219,6 @@ def test_stacked_pictures_arrive_with_the_frames_as_channels():
     ("spaces", "settings", "message"),
     [
         (VECTOR, {"name": "nature_cnn"}, "picture"),
-        (VECTOR, {"name": "mpl"}, "mpl"),
-        (VECTOR, {"kwargs": {"a": 1}}, "network.kwargs"),
-        (VECTOR, {"separate_value": True, "lstm": 4}, "separate_value"),
-        (NESTED, {"name": "impala_deep", "separate_value": True}, "separate_value"),
         (VECTOR, {"name": "no.such.module:Class"}, "cannot be imported"),
         (VECTOR, {"name": "pipeline.spaces:Leaf"}, "subclass"),
         (VECTOR, {"name": "tests.unit.test_networks:WrongSize"}, "float32"),
@@ -230,6 +227,26 @@ def test_stacked_pictures_arrive_with_the_frames_as_channels():
 def test_settings_that_are_refused(spaces, settings, message):
     with pytest.raises(ConfigError, match=message):
         network_for(spaces, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "mpl"}, "not one of auto, mlp"),
+        ({"kwargs": {"a": 1}}, "network.kwargs"),
+        ({"separate_value": True, "lstm": 4}, "separate_value"),
+        ({"name": "impala_deep", "separate_value": True}, "separate_value"),
+    ],
+)
+def test_settings_that_no_spaces_go_with_are_refused_before(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        NetworkSection(**settings)
+
+
+def test_a_value_of_its_own_is_for_dense_layers():
+    spaces = Spaces((Leaf("observation", "box", "uint8", (84, 84, 3)),), DISCRETE)
+    with pytest.raises(ConfigError, match="separate_value is for mlp, not for 'nature_cnn'"):
+        network_for(spaces, name="auto", separate_value=True)
 
 
 def test_small_pictures_are_refused():

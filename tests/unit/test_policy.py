@@ -9,7 +9,7 @@ from learner.distributions import distribution_for
 from learner.inputs import Outputs, RewardTransform, unroll_inputs, unroll_state
 from learner.networks import Network, build_network, state_shapes
 from learner.policy import Policy
-from pipeline.config.tree import NetworkSection
+from pipeline.config.network import NetworkSection
 from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout
 

@@ -10,7 +10,7 @@ from learner.inputs import Inputs
 from learner.networks import build_network, named_variables, precision
 from learner.networks.build import example_inputs
 from learner.networks.precision import choose_precision
-from pipeline.config.tree import NetworkSection
+from pipeline.config.network import NetworkSection
 from pipeline.spaces import Leaf, Spaces
 
 pytestmark = pytest.mark.unit

@@ -10,8 +10,8 @@ from learner.inputs import Inputs, RewardTransform, unroll_inputs, unroll_state
 from learner.networks import build_network, named_variables, state_shapes
 from learner.networks.heads import dueling
 from learner.priorities import initial_priorities
+from pipeline.config.network import NetworkSection
 from pipeline.config.r2d2 import R2d2Section
-from pipeline.config.tree import NetworkSection
 from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout
 from tests.unit.test_r2d2 import slow_target

@@ -14,8 +14,9 @@ from learner.networks.heads import dueling
 from learner.policy import Policy
 from learner.priorities import initial_priorities
 from learner.trainer import Trainer
+from pipeline.config.network import NetworkSection
 from pipeline.config.r2d2 import R2d2Section
-from pipeline.config.tree import NetworkSection, OptimizerSection
+from pipeline.config.tree import OptimizerSection
 from pipeline.errors import CheckpointError
 from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout

@@ -12,7 +12,8 @@ from learner.inputs import Inputs, Outputs, RewardTransform
 from learner.networks import build_network
 from learner.networks.network import Network
 from learner.trainer import Trainer
-from pipeline.config.tree import NetworkSection, OptimizerSection, ScheduleSection, VtraceSection
+from pipeline.config.network import NetworkSection
+from pipeline.config.tree import OptimizerSection, ScheduleSection, VtraceSection
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.spaces import Leaf, Spaces
 from pipeline.unrolls import UnrollLayout

@@ -8,7 +8,7 @@ from learner.distributions import distribution_for
 from learner.networks import build_network
 from learner.networks.build import example_inputs
 from learner.value_scale import SLOWEST, SMALLEST, ValueScale
-from pipeline.config.tree import NetworkSection
+from pipeline.config.network import NetworkSection
 from pipeline.spaces import Leaf, Spaces
 
 pytestmark = pytest.mark.unit
