@@ -6,6 +6,7 @@ versions jump while no update is applied. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, overload
 
 import numpy as np
@@ -36,6 +37,11 @@ class Lineage:
         if version > last:
             self.branches = [*self.branches, (last, version)][-MAX_BRANCHES:]
             self._read()
+
+    def restore(self, branches: Iterable[tuple[int, int]]) -> None:
+        """Those of a checkpoint."""
+        for last, version in branches:
+            self.branch(int(last), int(version))
 
     def _read(self) -> None:
         lasts, versions = np.array(self.branches, np.int64).reshape(-1, 2).T

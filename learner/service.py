@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import psutil
@@ -337,8 +338,7 @@ class Learner:
             return Recovered(), Before()
         trainer.load(checkpoint.arrays)
         self.version = int(checkpoint.meta["version"])
-        for last, version in checkpoint.meta.get("branches", ()):
-            self.lineage.branch(int(last), int(version))
+        self.lineage.restore(checkpoint.meta.get("branches", ()))
         self.episodes.count = int(checkpoint.meta["episodes"])
         self.episodes.trained = int(checkpoint.meta["updates"]) > 0
         summary = self.directory.read_summary()
@@ -366,11 +366,8 @@ class Learner:
     def _check_store(self, stores: Stores) -> None:
         """Before a worker is waited for: is the store there, and fit for use?"""
         open_store = stores.replay if is_replay(self.config) else stores.fifo
-        store = open_store(LEARNER_ID, self.stop)
-        try:
+        with closing(open_store(LEARNER_ID, self.stop)) as store:
             store.check()
-        finally:
-            store.close()
 
     def _untrained(self, what: str) -> ComponentError:
         """A run whose time was over before its first update."""

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.unit
 
 def lineage_of(*branches: tuple[int, int]) -> Lineage:
     lineage = Lineage()
-    for last, version in branches:
-        lineage.branch(last, version)
+    lineage.restore(branches)
     return lineage
 
 
