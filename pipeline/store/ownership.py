@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.errors import ConfigError
 from pipeline.stopping import StopToken
 from pipeline.store.redis_client import RedisLink, RedisServer, utc
+from pipeline.store.redis_limits import check_single
 from pipeline.store.scripts import script
 
 
@@ -73,10 +74,11 @@ class Ownership:
         """Takes the store.
 
         Raises:
-            ConfigError: another run has it; says which, since when, and what to do.
+            ConfigError: another run has it; says which, since when, and what to do. Or it is a Redis Cluster.
             UnreachableError: Redis stayed away.
             StoreError: Redis refused.
         """
+        check_single(self._link)
         arguments: list[Any] = [self._run, self._name, int(self.lease_seconds * 1000)]
         reply: Any = self._link.call(lambda client: self._take([self._key], arguments, client))
         token, *rest = (word.decode() for word in reply)

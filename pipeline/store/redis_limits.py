@@ -34,17 +34,25 @@ STREAM_NODE_MAX_BYTES = 4096  # of entries in one node, Redis' default
 MEASURED_ITEMS = 100
 
 
+def check_single(link: RedisLink) -> None:
+    """Waits until Redis answers; before any key is touched, which a cluster may have elsewhere.
+
+    Raises:
+        UnreachableError: no answer within ``unreachable_seconds``.
+        ConfigError: a Redis Cluster.
+    """
+    cluster = link.call(lambda client: _allowed(lambda: client.info("cluster"), "INFO")) or {}
+    if cluster.get("cluster_enabled"):
+        raise ConfigError(f"store.url = {link.server.url} is a Redis Cluster: {NO_CLUSTER}")
+
+
 def check_policy(link: RedisLink) -> None:
     """Waits until Redis answers, then checks that it will not throw unrolls away.
 
     Raises:
         UnreachableError: no answer within ``unreachable_seconds``.
         StoreError: an evicting ``maxmemory-policy`` with ``maxmemory`` set.
-        ConfigError: a Redis Cluster.
     """
-    cluster = link.call(lambda client: _allowed(lambda: client.info("cluster"), "INFO")) or {}
-    if cluster.get("cluster_enabled"):
-        raise ConfigError(f"store.url = {link.server.url} is a Redis Cluster: {NO_CLUSTER}")
     memory = _memory(link)
     policy, limit = memory.get("maxmemory_policy"), memory.get("maxmemory")
     if policy is None or limit is None:

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from pipeline.config.replay import ReplaySection
+from pipeline.config.store import StoreSection
 from pipeline.errors import ConfigError, StoreError, UnreachableError
 from pipeline.stopping import StopToken
+from pipeline.store.backends import Stores
 from pipeline.store.embedded import EmbeddedServer, bundled_server
 from pipeline.store.interface import Item, Put, PutResult, StoreFull
 from pipeline.store.redis_client import RedisServer
@@ -323,9 +326,12 @@ def test_a_cluster_is_refused_and_named(tmp_path: Path) -> None:
     command = [str(bundled_server()), "--port", str(port), "--cluster-enabled", "yes", "--cluster-port", str(bus)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
         try:
-            server = RedisServer(f"redis://127.0.0.1:{port}", unreachable_seconds=60.0)
+            store = StoreSection(url=f"redis://127.0.0.1:{port}")
+            owner = Stores(store, ReplaySection()).ownership("run", "here", StopToken())
+            assert owner is not None
             with pytest.raises(ConfigError, match=r"is a Redis Cluster: .* Use a Redis that is none"):
-                RedisFifo(server, prefix="p", capacity=10, when_full="block", consumer="learner").check()
+                owner.take()
+            owner.close()
         finally:
             process.kill()
 
