@@ -9,12 +9,14 @@ import numpy as np
 import psutil
 import pytest
 
+from learner.accounts import Arrived, settle
 from pipeline.config.tree import Config
 from pipeline.protocol import Report
 from pipeline.requests import Joined, Left, Reply, Reported
 from pipeline.rows import ROW
 from pipeline.sources import EmbeddedSource
 from pipeline.stopping import StopToken
+from tests.integration.supervised import Running
 from workers.supervisor import supervise
 
 pytestmark = pytest.mark.integration
@@ -96,6 +98,35 @@ def worker(config):
     assert not thread.is_alive()
 
 
+def found(policy, run, report):
+    """What the learner would book of a run by its last word."""
+    sent = [sum(n for (group, _), n in policy.delivered[run].items() if group == g) for g in range(len(report.groups))]
+    return settle(report, [*(Arrived(number, False) for number in sent), Arrived(0, False)], final=True)
+
+
+def stepped(tally, join):
+    """Steps that came back in the process of a run's environments, by their own count."""
+    return tally.with_suffix(f".{join.hello.info['pid']}").stat().st_size
+
+
+def tallied(config, monkeypatch, tmp_path, fault="", **workers):
+    monkeypatch.setenv("TALLY", str(tmp_path / "tally"))
+    monkeypatch.setenv("TALLY_FAULT", fault)
+    limits = {"wrappers": ["tests.counter_env:Tallied"], "step_timeout_seconds": 5.0}
+    return config.model_copy(
+        update={
+            "environment": config.environment.model_copy(update=limits),
+            "workers": config.workers.model_copy(update=workers),
+        }
+    )
+
+
+def finish(policy, running):
+    """Stops a worker, and serves it until it has said all."""
+    running.stop.stop("test")
+    policy.serve(lambda: running.code is not None)
+
+
 def closes(policy, run):
     """What the run took is what was delivered: nothing is under way after a drain."""
     reason, report = policy.left[run]
@@ -130,6 +161,22 @@ def test_a_killed_child_is_replaced_and_its_last_words_are_told(policy, worker):
     under_way = report.taken - sum(policy.delivered[first.run].values())
     assert 0 <= under_way <= 4 and "SIGKILL" in report.message
     assert policy.left[first.run][0] == "replaced"
+
+
+@pytest.mark.parametrize("fault", ["exit", "hang"])
+def test_the_others_of_a_group_in_which_one_does_not_come_back_are_counted(
+    config, policy, monkeypatch, tmp_path, fault
+):
+    """Of three environments the last ends or hangs their process in a step that the other two have made."""
+    config = tallied(config, monkeypatch, tmp_path, f"{fault}:101", envs=3, groups=1)
+    with Running(config) as worker:
+        policy.serve(lambda: len(policy.delivered) == 2 and policy.transitions > 200)
+        finish(policy, worker)
+        first, second = policy.joins[0], policy.joins[-1]
+    report = Report.from_wire(second.hello.reports[str(first.run)])
+    assert (report.taken, report.unsent) == (stepped(tmp_path / "tally", first), 2) == (101, 2)
+    settled = found(policy, first.run, report)
+    assert (settled.undelivered, settled.missing, settled.surplus) == (2, 0, 0)
 
 
 def test_a_learner_that_is_away_is_waited_for_and_nothing_is_lost(config, worker):
