@@ -35,13 +35,14 @@ class Roll:
         return [*events, joined]
 
     def left(self, worker: int, run: int, reason: str, report: Any) -> list[Event]:
-        """LEFT, checked; nothing where it was said before."""
+        """LEFT, checked; of a run that is not here nothing but its last word, which may come later, and twice."""
+        left = Left(worker, run, reason, None if report is None else Report.from_wire(report))
         if self._known.get(worker) != run:
-            return []
+            return [left] if reason == "bye" and report is not None else []
         del self._known[worker]
         self.admitted.pop(worker, None)
         self.seeds.pop(worker, None)
-        return [Left(worker, run, reason, None if report is None else Report.from_wire(report))]
+        return [left]
 
     def is_admitted(self, join: Message) -> bool:
         """Whether a JOIN asks for what was admitted already."""

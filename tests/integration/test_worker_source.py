@@ -179,6 +179,22 @@ def test_the_others_of_a_group_in_which_one_does_not_come_back_are_counted(
     assert (settled.undelivered, settled.missing, settled.surplus) == (2, 0, 0)
 
 
+def test_the_last_word_of_a_superseded_worker_counts_what_it_stepped_after_that(config, policy, monkeypatch, tmp_path):
+    """It steps on until it hears of it; what its environments count is what its supervisor says in the end."""
+    config = tallied(config, monkeypatch, tmp_path)
+    with Running(config) as old:
+        policy.serve(lambda: policy.transitions > 100)
+        (run,) = policy.delivered
+        with Running(config) as new:
+            policy.serve(lambda: policy.left.get(run, ("",))[0] == "bye" and old.code is not None)
+            policy.serve(lambda: len(policy.delivered) == 2)
+            finish(policy, new)
+    report = policy.left[run][1]
+    assert report.taken == stepped(tmp_path / "tally", policy.joins[0])
+    settled = found(policy, run, report)
+    assert settled.undelivered <= 4 and (settled.missing, settled.surplus) == (0, 0)
+
+
 def test_a_learner_that_is_away_is_waited_for_and_nothing_is_lost(config, worker):
     policy = Policy(config)
     try:
