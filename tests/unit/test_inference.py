@@ -15,8 +15,8 @@ from learner.policy import PolicyRows
 from learner.roster import Roster
 from learner.slots import SlotTable
 from pipeline.ledger import Ledger
-from pipeline.protocol import Cause, Hello
-from pipeline.requests import Event, Joined, Reply, Standing, StepRequest
+from pipeline.protocol import Cause, GroupReport, Hello, Report
+from pipeline.requests import Event, Joined, Left, Reply, Standing, StepRequest
 from pipeline.rows import FIRST, KNOWN_FLAGS, ROW
 from pipeline.spaces import Leaf, Spaces
 from pipeline.stages import Stage
@@ -84,11 +84,12 @@ class Stand:
     def __init__(self, in_flight: int = 2, exploration: Exploration = SAMPLE) -> None:
         self.version = 0
         self.source, self.table, assembler = Script(), SlotTable(8, exploration), Assembler(LAYOUT, 8)
-        nothing: Any = type("Writer", (), {"full": False})()
+        nothing: Any = type("Writer", (), {"full": False, "submit": lambda self, unrolls: None})()
         roster = Roster(
             spaces=SPACES, config_hash="", largest_group=8, table=self.table, assembler=assembler, ledger=Ledger(),
             known={}, settled={}, seeds=lambda _lane, _count: 1,
         )  # fmt: skip
+        self.roster = roster
         self.loop = InferenceLoop(
             lambda: self.source,  # type: ignore[arg-type,return-value]
             batch=8, version=lambda: self.version, status=dict, on_spaces=lambda _: None, stop=StopToken(),
@@ -207,3 +208,15 @@ def test_rows_are_booked_with_the_version_that_acted() -> None:
     stand.turn([request(0, 0)])
     stand.turn([request(1, 0)])
     assert collector.found == [7, 17]
+
+
+def test_last_words_that_come_before_the_policy_is_built_are_booked_once_it_is() -> None:
+    stand = Stand()
+    serving, stand.loop._serving = stand.loop._serving, None
+    report = Report(taken=2, groups=(GroupReport(2, 2, 2),))
+    stand.turn([], [Left(7, 70, "bye", report), Left(6, 60, "lease", report)])
+    ledger = stand.roster._ledger
+    assert ledger.snapshot()["taken"] == 0 and serving is not None
+    stand.loop.serve_with(serving)
+    stand.turn([], [])
+    assert ledger.snapshot()["undelivered"] == ledger.snapshot()["taken"] == 2

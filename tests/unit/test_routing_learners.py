@@ -246,6 +246,21 @@ def test_no_worker_is_welcomed_with_a_seed_that_this_broker_was_not_told() -> No
     check(net.router)
 
 
+def test_a_learner_that_starts_anew_hears_the_last_words_again() -> None:
+    """Its predecessor may have died before it kept them, or have been away."""
+    net = Net()
+    net.learner(b"L", Kind.READY, ready())
+    for run in (1, 2):
+        net.serve(run)
+    net.worker(b"w1", [encode(Kind.BYE, 1, Report(taken=4).to_wire())])
+    net.to_learners.clear()
+    net.learner(b"L", Kind.READY, ready(workers=[1], runs=[2]))
+    assert net.sent_to_learner(Kind.LEFT) == []
+    net.learner(b"M", Kind.READY, ready(epoch=99))
+    assert net.sent_to_learner(Kind.LEFT) == [[0, 1, "bye", Report(taken=4).to_wire()]]
+    check(net.router)
+
+
 @pytest.mark.parametrize("seed", [-1, 2**31, 2**63 - 1, True, 1.5, None])
 def test_an_impossible_seed_is_refused(seed: object) -> None:
     net = Net()

@@ -133,6 +133,33 @@ def test_a_worker_that_said_bye_and_connects_anew_hears_that_it_is_booked(draini
     assert len(net.router.leases) == 0
 
 
+@pytest.mark.parametrize("end", ["replaced", "lease"])
+def test_the_last_word_of_a_run_that_has_left_reaches_its_learner(end: str) -> None:
+    net = net_with_learner()
+    net.serve(1, name="same")
+    if end == "replaced":
+        net.serve(2, name="same")
+    for _ in range(15 if end == "lease" else 0):
+        net.advance(1.0)
+        net.learner(b"L", Kind.READY, ready("l"))
+    net.to_learners.clear()
+    for taken in (7, 7, 9):
+        bye = [encode(Kind.BYE, 1, Report(taken=taken).to_wire())]
+        assert net.worker(b"old", bye) == [(Kind.GOODBYE, [1])]
+    assert net.sent_to_learner(Kind.LEFT) == [[0, 1, "bye", Report(taken=taken).to_wire()] for taken in (7, 9)]
+    check(net.router)
+
+
+def test_what_an_evaluation_worker_took_is_in_nobodys_books() -> None:
+    net = net_with_learner()
+    say_hello(net, b"w1", hello(1)._replace(mode="eval"))
+    net.learner(b"L", Kind.ADMIT, 0, 1, 5, False)
+    net.advance(30.0)
+    net.to_learners.clear()
+    assert net.worker(b"w1", [encode(Kind.BYE, 1, Report(taken=7).to_wire())]) == [(Kind.GOODBYE, [1])]
+    assert net.sent_to_learner(Kind.LEFT) == []
+
+
 def test_a_newer_run_of_the_same_worker_takes_over_and_the_older_is_told() -> None:
     net = net_with_learner()
     assert net.serve(1, name="same", peer=b"old") == 0
