@@ -116,15 +116,18 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def newest(cls) -> RunDirectory:
+    def newest(cls, way_out: str = "name a run directory") -> RunDirectory:
         """The newest run under ``runs/``.
+
+        Args:
+            way_out: what an error says that the user can do.
 
         Raises:
             ConfigError: there is none.
         """
         found = list(RUNS.glob("*/config.yaml"))
         if not found:
-            raise ConfigError(f"no run under {RUNS}/: name a run directory or an endpoint")
+            raise ConfigError(f"no run under {RUNS}/: {way_out}")
         return cls(max(found, key=lambda path: (path.stat().st_mtime_ns, path)).parent)
 
     @classmethod

@@ -22,7 +22,9 @@ _HEAD = """# Configuration
 
 One YAML file holds the settings of a whole run, in sections. Only `environment.id` must be set. A key that is not in
 these tables, a value of another type or out of bounds, and an impossible combination are errors (exit code 2) that name
-the key, the value, the reason and where the value came from.
+the key, the value, the reason and where the value came from. Names that stable-baselines3, CleanRL, RLlib, Sample
+Factory, SEED RL, Acme and TorchBeast have for a setting (`gamma`, `ent_coef`, `num_envs`) are no keys either: the error
+says what they are called here, under the algorithm that is set.
 
 ## Sources
 
@@ -68,8 +70,9 @@ An empty variable counts as not set. Two variables for one key are refused.
 ### YAML
 
 Plain types of YAML 1.2: `true` and `false`, integers (`1_000` too), floats (`1e-3` is one), strings, `null`, lists and
-mappings. Where only text can stand, `123` is text in a variable or `--set`, and must be quoted in a file. Refused are
-duplicate keys, anchors, aliases, tags and files above {kibibytes} KiB.
+mappings. Where only an integer can stand, `1e6` and `64.0` are integers. A list of one is written `[64]`. Where only
+text can stand, `123` is text in a variable or `--set`, and must be quoted in a file. Refused are duplicate keys,
+anchors, aliases, tags and files above {kibibytes} KiB.
 
 Below `environment.kwargs` and `network.kwargs` any keys may stand. Sources are merged key by key there (names in
 variables are lower case), and an empty mapping clears those of the sources before.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import schema
+from pipeline.config import aliases, schema
 from pipeline.config.load import (
     FILE,
     RUN,
@@ -47,10 +47,10 @@ def adjusted(config: Config, file: Path, assignments: Sequence[str] = ()) -> Loa
     lay(entries, [(path, value, RUN) for path, value in flatten(config.model_dump(by_alias=True), (), file)])
     changes = _live_entries(file)
     for path, _, _ in changes:
-        _check_live(".".join(path), f"{file}: ")
+        _check_live(".".join(path), f"{file}: ", config)
     for assignment in assignments:
-        _check_live(assignment.partition("=")[0].strip(), "")
-        changes += override_entries(assignment, ADJUST)
+        _check_live(assignment.partition("=")[0].strip(), "", config)
+        changes += override_entries(assignment, ADJUST, config.training.algorithm)
     lay(entries, changes)
     return Loaded(validated(entries, file), origins_of(entries), File(file, "", changes, file.stem))
 
@@ -81,10 +81,9 @@ def _live_entries(file: Path) -> list[tuple[schema.Path, Any, str]]:
     return read(file).entries
 
 
-def _check_live(key: str, where: str) -> None:
+def _check_live(key: str, where: str, config: Config) -> None:
     if key not in schema.live_keys():
         known = schema.leaf_at(tuple(key.split("."))) is not None
-        problem = (
-            f"{key} does not change while a run goes on" if known else f"unknown key {key}{schema.suggest_key(key)}"
-        )
+        suggestion = aliases.suggest(key, config.training.algorithm)
+        problem = f"{key} does not change while a run goes on" if known else f"unknown key {key}{suggestion}"
         raise ConfigError(f"{where}{problem}; live settings: {', '.join(schema.live_keys())}")

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.config import schema, variables, yaml_text
+from pipeline.config import aliases, meant, schema, variables, yaml_text
 from pipeline.config.tree import Config
 from pipeline.errors import ConfigError
 
@@ -97,9 +97,11 @@ def lay_said(entries: Entries, overrides: Sequence[str], environ: Mapping[str, s
     Raises:
         ConfigError: an unknown key, a misspelt variable, or a value that cannot be read.
     """
-    lay(entries, _variable_entries(os.environ if environ is None else environ))
+    environ = os.environ if environ is None else environ
+    algorithm = _algorithm_said(entries, overrides, environ)
+    lay(entries, _variable_entries(environ, algorithm))
     for override in overrides:
-        lay(entries, override_entries(override, SET))
+        lay(entries, override_entries(override, SET, algorithm))
 
 
 def value_of(config: Config, key: str) -> Any:
@@ -125,7 +127,20 @@ def resolve(source: str | Path) -> Path:
     if path.is_dir():
         raise ConfigError(f"{path} is a directory, not a configuration file")
     known = ", ".join(presets())
-    raise ConfigError(f"no configuration file or preset {source}{schema.suggestion(bare, presets())}; presets: {known}")
+    raise ConfigError(f"no configuration file or preset {source}{_suggest_preset(path)}; presets: {known}")
+
+
+def _suggest_preset(path: Path) -> str:
+    """The presets that have the word in their names, the default algorithm's first; else the one that is spelt alike.
+
+    A gymnasium id counts as the word that it begins with: ``ALE/Pong-v5``, ``CartPole-v1``.
+    """
+    word = re.sub(r"(-v[0-9]+)?(\.ya?ml)?$", "", path.name).lower()
+    named = sorted((name for name in presets() if word and word in name), key=lambda name: "vtrace" not in name)
+    if not named:
+        return schema.suggestion(word, presets())
+    *most, last = named
+    return f" (did you mean {', '.join(most) + ' or ' if most else ''}{last}?)"
 
 
 def presets() -> dict[str, Path]:
@@ -248,19 +263,33 @@ def _spread(path: schema.Path, value: Any) -> Iterator[tuple[schema.Path, Any]]:
         for name, part in value.items():
             yield from _spread((*path, name), part)
     else:
-        yield path, value
+        yield path, meant.whole(value) if leaf is not None and leaf.integral else value
 
 
-def _variable_entries(environ: Mapping[str, str]) -> list[tuple[schema.Path, Any, str]]:
+def _algorithm(entries: Entries) -> str:
+    return str(entries.get(aliases.ALGORITHM, ("vtrace", DEFAULT))[0])
+
+
+def _algorithm_said(entries: Entries, overrides: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The algorithm by all sources, before their other keys are known to be right."""
+    by_name = {name.upper(): text for name, text in environ.items() if text}
+    found = by_name.get(variables.variable_name(aliases.ALGORITHM), _algorithm(entries))
+    for override in overrides:
+        key, _, text = override.partition("=")
+        found = text.strip() if key.strip() == ".".join(aliases.ALGORITHM) else found
+    return found
+
+
+def _variable_entries(environ: Mapping[str, str], algorithm: str) -> list[tuple[schema.Path, Any, str]]:
     entries: list[tuple[schema.Path, Any, str]] = []
-    for variable in variables.read(environ):
+    for variable in variables.read(environ, algorithm):
         origin = f"variable {variable.name}"
         value = _parse_value(variable.path, variable.text, origin)
         entries.extend((path, part, origin) for path, part in _spread(variable.path, value))
     return entries
 
 
-def override_entries(override: str, origin: str) -> list[tuple[schema.Path, Any, str]]:
+def override_entries(override: str, origin: str, algorithm: str) -> list[tuple[schema.Path, Any, str]]:
     """The settings of one ``section.key=value``; ``ConfigError`` where there is no such key."""
     key, equals, text = override.partition("=")
     key = key.strip()
@@ -270,7 +299,7 @@ def override_entries(override: str, origin: str) -> list[tuple[schema.Path, Any,
     if path in schema.sections():
         raise ConfigError(f"{origin} {override}: {key} is a section, set one of its keys")
     if schema.leaf_at(path) is None:
-        raise ConfigError(f"{origin} {override}: unknown key {key}{schema.suggest_key(key)}")
+        raise ConfigError(f"{origin} {override}: unknown key {key}{aliases.suggest(key, algorithm)}")
     return [(part_path, part, origin) for part_path, part in _spread(path, _parse_value(path, text, origin))]
 
 
@@ -307,17 +336,22 @@ def _explain(detail: ErrorDetails, entries: Entries, source: Path) -> str:
     path = tuple(str(part) for part in detail["loc"])
     key, kind, reason = ".".join(path), detail["type"], detail["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return f"unknown key {key}{schema.suggest_key(key)} ({_from(path, entries, source)})"
+        return f"unknown key {key}{aliases.suggest(key, _algorithm(entries))} ({_from(path, entries, source)})"
     if kind == "missing":
         return f"{key}: required, but set nowhere"
     if kind == "value_error" and path not in schema.leaves():
         return _explain_combination(key, reason, entries, source)
+    if kind == "list_type":
+        reason += _short_text(meant.as_list(detail["input"]))
     value = "" if key in NEVER_SHOWN else f" = {_short(detail['input'])}"
     return f"{key}{value}: {reason} ({_from(path, entries, source)})"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    return _short_text(repr(value))
+
+
+def _short_text(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -35,6 +35,11 @@ class Leaf:
         return all(_is_text(part) for part in _parts(self.field.annotation))
 
     @property
+    def integral(self) -> bool:
+        """Whether an integer, or a list of integers, stands here and no other number."""
+        return all(_item(part) is int for part in _parts(self.field.annotation))
+
+    @property
     def mapping(self) -> bool:
         """Whether free keys stand below it (keyword arguments)."""
         return get_origin(self.field.annotation) is dict
@@ -52,6 +57,13 @@ def _parts(annotation: Any) -> Iterator[Any]:
         yield from (part for part in arguments if part is not type(None))
     else:
         yield annotation
+
+
+def _item(annotation: Any) -> Any:
+    """The type of a list's items, or the annotation itself; without bounds."""
+    if get_origin(annotation) is list:
+        annotation = get_args(annotation)[0]
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _is_text(annotation: Any) -> bool:

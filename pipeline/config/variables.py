@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.config import schema
+from pipeline.config import aliases, schema
 from pipeline.errors import ConfigError
 
 PREFIX = "SEEDMQ_"
@@ -34,14 +34,18 @@ class Variable:
     text: str
 
 
-def read(environ: Mapping[str, str]) -> list[Variable]:
+def read(environ: Mapping[str, str], algorithm: str = "vtrace") -> list[Variable]:
     """The variables that set something, sorted by name.
+
+    Args:
+        environ: the environment.
+        algorithm: of the run, for what is said of names that are unknown here.
 
     Raises:
         ConfigError: a name that resolves to no setting, one that looks like a misspelt short name, or two for one key.
     """
     found: dict[schema.Path, Variable] = {}
-    for variable in _resolved(environ):
+    for variable in _resolved(environ, algorithm):
         if variable.path in found:
             key, other = ".".join(variable.path), found[variable.path].name
             raise ConfigError(f"the variables {other} and {variable.name} both set {key}: unset one")
@@ -65,7 +69,7 @@ def variable_name(path: schema.Path) -> str:
     return PREFIX + "__".join(part.upper() for part in path)
 
 
-def _resolved(environ: Mapping[str, str]) -> Iterator[Variable]:
+def _resolved(environ: Mapping[str, str], algorithm: str) -> Iterator[Variable]:
     for name in sorted(environ):
         upper = name.upper()
         if not upper.startswith(PREFIX):
@@ -73,18 +77,22 @@ def _resolved(environ: Mapping[str, str]) -> Iterator[Variable]:
         if configures(name):
             path = SHORT_NAMES.get(upper) or tuple(upper[len(PREFIX) :].lower().split("__"))
             if schema.leaf_at(path) is None:
-                raise ConfigError(f"the variable {name} sets no known key{_suggest(upper)}")
+                raise ConfigError(f"the variable {name} sets no known key{_suggest(path, algorithm)}")
             if environ[name]:
                 yield Variable(name, path, environ[name])
         else:
-            _check_not_misspelt(name)
+            _check_not_misspelt(name, algorithm)
 
 
-def _suggest(upper: str) -> str:
-    return schema.suggestion(upper, [*map(variable_name, schema.leaves()), *SHORT_NAMES], PREFIX)
+def _suggest(path: schema.Path, algorithm: str) -> str:
+    meaning = aliases.meaning_of(".".join(path), algorithm)
+    if meaning is not None:
+        ours = aliases.key_in(meaning)
+        return f" (here: {meaning}{f'; variable {variable_name(ours)}' if ours else ''})"
+    return schema.suggestion(variable_name(path), [*map(variable_name, schema.leaves()), *SHORT_NAMES], PREFIX)
 
 
-def _check_not_misspelt(name: str) -> None:
+def _check_not_misspelt(name: str, algorithm: str) -> None:
     upper = name.upper()
     for short in SHORT_NAMES:
         if edit_distance(upper, short) <= _MISSPELT_WITHIN:
@@ -92,6 +100,9 @@ def _check_not_misspelt(name: str) -> None:
     for path in schema.leaves():
         if upper == PREFIX + "_".join(path).upper():
             log.warning("the variable %s is ignored (did you mean %s?)", name, variable_name(path))
+    bare = (upper.removeprefix(PREFIX).lower(),)
+    if aliases.meaning_of(bare[0], algorithm) is not None:
+        log.warning("the variable %s is ignored%s", name, _suggest(bare, algorithm))
 
 
 def edit_distance(a: str, b: str) -> int:

@@ -112,7 +112,10 @@ def _broker_reader(endpoint: str, security: SecuritySection, timeout_seconds: fl
 
 
 def _run_reader(run_dir: Path | None, keys: str | None, timeout_seconds: float) -> Callable[[], Status]:
-    directory = RunDirectory.newest() if run_dir is None else RunDirectory.open(run_dir)
+    if run_dir is None:
+        directory = RunDirectory.newest("name a run directory, or a broker by --broker ENDPOINT")
+    else:
+        directory = RunDirectory.open(run_dir)
     security = directory.read_config().security
     if keys is not None:
         security = security.model_copy(update={"keys": keys})

@@ -57,7 +57,7 @@ def refusal(source: Path, overrides: tuple[str, ...] = (), environ: dict[str, st
             "learner.jit_compile = 'no': Input should be a valid boolean (from file {path})",
         ),
         ("learner: {jit_compile: 1}", "learner.jit_compile = 1: Input should be a valid boolean (from file {path})"),
-        ("network: {hidden: 64}", "network.hidden = 64: Input should be a valid list (from file {path})"),
+        ("network: {hidden: 64}", "network.hidden = 64: Input should be a valid list; write [64] (from file {path})"),
         ("network: {hidden: [64, 0]}", "network.hidden.1 = 0: Input should be greater than 0 (from file {path})"),
         (
             "store: {when_full: drop}",
