@@ -319,7 +319,7 @@ class Fleet:
             latency_seconds=(
                 round(statistics.median(latencies), 4), round(latencies[int(0.99 * (len(latencies) - 1))], 4)
             ),
-            left=sum(x.finish is not None and x.finish.booked for x in clients),
+            left=sum(x.finish is not None and x.finish.booked is not None for x in clients),
             failures=dict(failures),
         )  # fmt: skip
 
