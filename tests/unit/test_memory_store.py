@@ -135,7 +135,7 @@ def test_the_backend_is_what_the_configuration_says() -> None:
     [
         ({"store": {"backend": "memory", "url": "redis://localhost"}}, "needs no url"),
         ({"replay": {"capacity": 10, "min_size": 11}}, "min_size = 11 is never there in capacity = 10"),
-        ({"replay": {"tolerance": 15.9}}, "below half of training.batch_size = 32"),
+        ({"replay": {"tolerance": 15.9}, "training": {"batch_size": 32}}, "below half of training.batch_size = 32"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], words: str) -> None:

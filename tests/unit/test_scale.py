@@ -42,7 +42,7 @@ def test_a_step_lost_or_served_twice_is_an_error(taken: int, served: int) -> Non
 
 def test_a_step_that_was_taken_and_never_delivered_is_an_error() -> None:
     found = requests(69, 70 + 2 * scale.ENVIRONMENTS)
-    found.ledger.undelivered(1)
+    found.ledger.settled(undelivered=1, dropped={}, missing=0, surplus=0, inherited=0)
     with pytest.raises(RuntimeError, match="'undelivered': 1"):
         scale.account(found, [30, 40])
 
