@@ -154,7 +154,7 @@ class SquashedNormal(Stochastic):
             i = int(wrong[0])
             raise SpaceError(
                 f"action {leaf.path!r}, dimension {i}: bounds [{low[i]}, {high[i]}] are not supported; "
-                "supported: both finite, or both infinite"
+                "supported: both finite, or both infinite; set environment.wrappers to one that bounds both sides"
             )
         self._leaf = leaf
         self._size = low.size
@@ -248,5 +248,8 @@ def epsilon_greedy_for(action: Leaf) -> EpsilonGreedy:
         SpaceError: it is not discrete.
     """
     if action.kind != "discrete":
-        raise SpaceError(f"action {action.path!r} of kind {action.kind!r} has no Q-values; supported: discrete")
+        raise SpaceError(
+            f"{action.path!r} is a space of kind {action.kind!r}, and training.algorithm = r2d2 learns Q-values of "
+            "discrete actions only: set training.algorithm to vtrace, which takes both"
+        )
     return EpsilonGreedy(action)

@@ -37,7 +37,9 @@ def stacked_shape(leaf: Leaf, frame_stack: int) -> tuple[int, ...]:
             f"observation {leaf.path!r} is discrete and cannot be stacked: set environment.frame_stack to 1"
         )
     if len(shape) > 3:
-        raise SpaceError(f"observation {leaf.path!r} of rank {len(shape)} cannot be stacked: set frame_stack to 1")
+        raise SpaceError(
+            f"observation {leaf.path!r} of rank {len(shape)} cannot be stacked: set environment.frame_stack to 1"
+        )
     return (*shape[:-1], shape[-1] * frame_stack) if shape else (frame_stack,)
 
 

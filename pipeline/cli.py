@@ -257,8 +257,18 @@ def adjust(run_dir: Path, assignments: tuple[str, ...]) -> int:
     return launcher.adjust(run_dir, assignments)
 
 
+def _or_newest(run_dir: Path | None) -> Path:
+    """The directory that was named, or that of the newest run, which is then said."""
+    from pipeline.run_dir import RunDirectory
+
+    if run_dir is None:
+        run_dir = RunDirectory.newest().path
+        log.info("of the newest run, %s", run_dir)
+    return run_dir
+
+
 @seedmq.command("eval")
-@click.argument("run_dir", type=_FOLDER)
+@click.argument("run_dir", type=_FOLDER, required=False)
 @click.option("--episodes", type=click.IntRange(min=1), default=200, show_default=True)
 @click.option("--mode", type=click.Choice(["greedy", "sample"]), default="greedy", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True)
@@ -266,21 +276,26 @@ def adjust(run_dir: Path, assignments: tuple[str, ...]) -> int:
     "--max-steps", type=click.IntRange(min=1), default=100_000, show_default=True, help="Fail at a longer episode."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def evaluate(run_dir: Path, episodes: int, mode: str, seed: int, max_steps: int, as_json: bool) -> int:  # noqa: PLR0917
-    """Play episodes with a run's newest checkpoint."""
+def evaluate(  # noqa: PLR0917
+    run_dir: Path | None, episodes: int, mode: str, seed: int, max_steps: int, as_json: bool
+) -> int:
+    """Play episodes with the newest checkpoint of RUN_DIR, or of the newest run under runs/."""
     from pipeline.launch import evaluate as launcher
 
-    return launcher.evaluate(run_dir, episodes, mode, seed, as_json, max_steps=max_steps)
+    return launcher.evaluate(_or_newest(run_dir), episodes, mode, seed, as_json, max_steps=max_steps)
 
 
 @seedmq.command()
-@click.argument("run_dir", type=_FOLDER)
+@click.argument("run_dir", type=_FOLDER, required=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE.html", help="Replaced if there.")
-def report(run_dir: Path, out: Path) -> int:
-    """Write one HTML page about a run: figures, plots, ledger, faults, settings. It needs no network."""
+def report(run_dir: Path | None, out: Path) -> int:
+    """Write one HTML page about RUN_DIR, or the newest run under runs/: figures, plots, ledger, faults, settings.
+
+    It needs no network.
+    """
     from pipeline.launch.report.page import report as write
 
-    return write(run_dir, out)
+    return write(_or_newest(run_dir), out)
 
 
 @seedmq.command()

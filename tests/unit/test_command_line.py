@@ -64,7 +64,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
         monkeypatch.setattr(sys.modules[package], name, fake, raising=False)
         return calls
 
-    __import__("pipeline.launch")
+    __import__("pipeline.launch.report")
     __import__("broker")
     __import__("learner")
     __import__("workers")
@@ -148,6 +148,27 @@ def test_eval(serve: Callable[..., Calls], tmp_path: Path) -> None:
     options = ["--episodes", "3", "--mode", "sample", "--seed", "9", "--json", "--max-steps", "50"]
     assert cli.run_command(["eval", str(tmp_path), *options]) == 0
     assert calls == [(tmp_path, 200, "greedy", 1, False, 100_000), (tmp_path, 3, "sample", 9, True, 50)]
+
+
+def test_eval_and_report_take_the_newest_run(
+    serve: Callable[..., Calls], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluated, reported = (serve(f"pipeline.launch.{m}", m.split(".")[0]) for m in ("evaluate", "report.page"))
+    for arguments in (["eval", "--episodes", "3"], ["report", "--out", "x.html"]):
+        assert cli.run_command(arguments) == 2
+        assert capsys.readouterr().err == "error: no run under runs/: name a run directory\n"
+    for name, time in (("older", 1), ("newer", 3), ("oldest", 0)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+        os.utime(tmp_path / "runs" / name / "config.yaml", (time, time))
+    for arguments in (["eval", "--episodes", "3"], ["report", "--out", "x.html"]):
+        assert cli.run_command(arguments) == 0
+        assert "newest run, runs/newer" in capsys.readouterr().err
+    assert evaluated == [(Path("runs/newer"), 3, "greedy", 1, False, 100_000)]
+    assert reported == [(Path("runs/newer"), Path("x.html"))]
+    assert cli.run_command(["report", "elsewhere", "--out", "x.html"]) == 0
+    assert reported[1] == (Path("elsewhere"), Path("x.html"))
 
 
 @pytest.mark.parametrize(

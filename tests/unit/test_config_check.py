@@ -43,7 +43,10 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["environment.id=NoSuch-v0"], r"^environment.id = NoSuch-v0: "),
         (["environment.id=own_for_check:Broken-v0"], r"AttributeError: .*own_for_check.py:7, in __init__"),
         (["environment.wrappers=[own_for_check:Nope]"], r"^environment.wrappers = own_for_check:Nope: "),
-        (["environment.id=Pendulum-v1", "training.algorithm=r2d2", "r2d2.burn_in=2"], r"Q-values"),
+        (
+            ["environment.id=Pendulum-v1", "training.algorithm=r2d2", "r2d2.burn_in=2"],
+            r"set training.algorithm to vtrace, which takes both$",
+        ),
         (["vtrace.entropy_target=0.1", "vtrace.entropy_cost=0"], r"vtrace.entropy_cost = 0"),
     ],
 )

@@ -72,8 +72,10 @@ def test_epsilon_greedy_acts_at_random_as_often_as_each_row_says():
     np.testing.assert_array_equal(d.sample(q, SEED), d.sample(q, SEED, tf.ones(n)))
 
 
-def test_epsilon_greedy_needs_discrete_actions():
-    with pytest.raises(SpaceError, match="no Q-values"):
+def test_epsilon_greedy_needs_discrete_actions_and_says_which_algorithm_does_not():
+    with pytest.raises(
+        SpaceError, match=r"Q-values of discrete actions only: set training\.algorithm to vtrace, which takes both$"
+    ):
         epsilon_greedy_for(box([-1.0], [1.0]))
 
 

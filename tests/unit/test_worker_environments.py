@@ -64,6 +64,53 @@ def test_a_space_that_is_not_supported_is_refused_with_what_works(space):
         spaces_of(gym.Discrete(2), space)
 
 
+class Mission(gym.Space):
+    """As MiniGrid has one, derived from no other kind."""
+
+
+@pytest.mark.parametrize(
+    ("space", "way_out"),
+    [
+        (gym.Text(3), "that leaves it out, or encodes the text as numbers in a Box"),
+        (gym.Sequence(gym.Discrete(2)), "that leaves it out, or pads it to a Box of fixed shape"),
+        (gym.Graph(gym.Box(0, 1), None), "that leaves it out, or pads it to a Box of fixed shape"),
+        (gym.OneOf([gym.Discrete(2)]), "that leaves it out, or turns it into a Box"),
+        (Mission(), "that leaves it out, or turns it into a Box"),
+    ],
+)
+def test_the_way_out_of_an_observation_stands_in_the_refusal(space, way_out):
+    with pytest.raises(SpaceError) as caught:
+        spaces_of(gym.Dict({"x": space}), gym.Discrete(2))
+    assert f"not supported: set environment.wrappers to one ([package.module:callable]) {way_out}; " in str(
+        caught.value
+    )
+
+
+def test_an_observation_of_minigrid_names_its_own_wrapper(monkeypatch):
+    monkeypatch.setattr(Mission, "__module__", "minigrid.core.mission")
+    with pytest.raises(SpaceError, match=r"'mission'.*\[minigrid\.wrappers:ImgObsWrapper\], which leaves it out; "):
+        spaces_of(gym.Dict({"image": gym.Box(0, 255, (7, 7, 3), np.uint8), "mission": Mission()}), gym.Discrete(7))
+
+
+@pytest.mark.parametrize(
+    ("space", "way_out"),
+    [
+        (gym.MultiDiscrete([3, 2, 2]), "takes a Discrete(12), one value for each combination"),
+        (gym.MultiDiscrete([[3, 2], [2, 2]]), "takes a Discrete(24), one value for each combination"),
+        (gym.MultiBinary(4), "takes a Discrete(16), one value for each combination"),
+        (gym.MultiDiscrete([100] * 40), "takes a Box of 40 numbers and rounds them, or a Discrete of"),
+        (gym.MultiBinary((10, 10)), "takes a Box of 100 numbers and rounds them, or a Discrete of"),
+        (gym.Dict({"a": gym.Discrete(2)}), "takes one Discrete or one Box for all its parts"),
+        (gym.Tuple([gym.Discrete(2)]), "takes one Discrete or one Box for all its parts"),
+        (gym.Text(3), "takes a Discrete or a Box"),
+    ],
+)
+def test_the_way_out_of_an_action_stands_in_the_refusal(space, way_out):
+    with pytest.raises(SpaceError) as caught:
+        spaces_of(gym.Discrete(2), space)
+    assert f"environment.wrappers to one ([package.module:callable]) that {way_out}" in str(caught.value)
+
+
 def test_keys_that_make_one_path_of_two_are_refused():
     with pytest.raises(SpaceError, match="a/b"):
         spaces_of(gym.Dict({"a/b": gym.Discrete(2), "a": gym.Dict({"b": gym.Discrete(2)})}), gym.Discrete(2))
