@@ -137,7 +137,7 @@ def _run_reader(run_dir: Path | None, keys: str | None, timeout_seconds: float) 
             if is_gone(endpoints):
                 raise UnreachableError(
                     f"the run's process {endpoints['pid']} is gone, killed or with its machine, and did not end in "
-                    f"order: go on with `seedmq run CONFIG --run-dir {directory.path} --resume`"
+                    f"order: go on with `seedmq run {directory.path} --resume`"
                 ) from None
             if _starts(endpoints, directory):
                 raise UnreachableError("the run starts: its broker does not answer yet") from None
