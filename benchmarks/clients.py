@@ -54,8 +54,8 @@ class Still:
             else rng.normal(size=(n, *leaf.shape)).astype(leaf.dtype)
             for leaf in spaces.observation
         ]
-        self.builder = RowBuilder(n)
-        self._rows = self.builder.reset(self._leaves)
+        self.rows = RowBuilder(n)
+        self._rows = self.rows.reset(self._leaves)
 
     def reset(self, seeds: Any) -> StepRows:
         return self._rows
@@ -67,7 +67,7 @@ class Still:
         return self._rows
 
     def counters(self) -> Counters:
-        return Counters(self.builder.taken, 0, 0, 0)
+        return Counters(self.rows.taken, 0, 0, 0)
 
     def close(self) -> None:
         pass
@@ -82,7 +82,7 @@ class Stepping(Still):
         self._stepped = Stepped(self._leaves, np.zeros(n, np.float32), nobody, nobody)
 
     def step(self, buffer: Any) -> StepRows:
-        return self.builder.next_step(self._stepped)
+        return self.rows.next_step(self._stepped)
 
 
 class Counted(Stepping):

@@ -214,9 +214,9 @@ class Client:
         """Resets or steps a group and sends its rows."""
         group = self._groups[index]
         self.session.stepping(index)
-        before, rows = group.rows.taken, call()
+        before, rows = group.counters().taken, call()
         if not self.session.over:
-            self._last[index] = group.rows.taken - before
+            self._last[index] = group.counters().taken - before
             self._sent[index] += self._last[index]
         now = self.sent_at[index] = time.monotonic()
         self._perform(self.session.stepped(index, len(rows.records), group.n, [rows.records, *rows.leaves], now))

@@ -45,12 +45,15 @@ class LogFile:
             return
         self._left_out += self._kept + size
         self._kept = self._keep(size)
-        self._left_out += os.fstat(self.descriptor).st_size - size - self._kept  # what was written meanwhile is lost
+        end = os.fstat(self.descriptor).st_size
+        start = max(size, end - TAIL_BYTES)
+        meanwhile = os.pread(self.descriptor, TAIL_BYTES, start)  # last words, perhaps
         os.ftruncate(self.descriptor, 0)
+        self._left_out += start - size - self._kept
         self._start = 0
+        note = f"{self._left_out:,} bytes of older output were left out so far\n" if self._left_out else ""
         with suppress(OSError):  # the disk is full, as others say
-            if self._left_out:
-                os.write(self.descriptor, f"{self._left_out:,} bytes of older output were left out so far\n".encode())
+            os.write(self.descriptor, note.encode() + meanwhile)
 
     def tail(self, lines: int) -> list[str]:
         """The last lines that this process wrote; none where somebody has removed its log."""

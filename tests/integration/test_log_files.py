@@ -36,7 +36,7 @@ def test_a_child_and_what_it_starts_print_without_end(tmp_path: Path) -> None:
         return child.poll() is not None
 
     until(ended, pause)
-    assert child.poll() == 0 and child.tail(1) == ["the last"]
+    assert child.poll() == 0 and "the last" in child.tail(2), "what was left out may be said behind"
     assert 0 < max(looked) <= MOST, "what is kept is never above the bound"
     assert any(os.path.exists(f"{log}{end}") for end in ("", ".1"))
 
