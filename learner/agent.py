@@ -13,7 +13,7 @@ from learner.distributions import Distribution
 from learner.exploration import Exploration
 from learner.inputs import RewardTransform
 from learner.method import Method, method_of
-from learner.networks.build import build_network
+from learner.networks.build import build_network, convolves
 from learner.networks.network import Network, named_variables, state_shapes
 from learner.networks.precision import choose_precision
 from learner.policies import Acting, SplitPolicy
@@ -132,7 +132,7 @@ def build_agent(config: Config, spaces: Spaces, devices: Devices) -> Agent:
         ConfigError: settings that do not go together.
         SpaceError: spaces that the network or the frame stack cannot take.
     """
-    method = method_of(config, spaces.action)
+    method = method_of(config, spaces.action, convolves(config.network, spaces, config.environment.frame_stack))
     distribution = method.distribution
     with devices.strategy.scope():
         network = _network(config, spaces, devices, method)

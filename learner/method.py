@@ -39,24 +39,30 @@ class Method(NamedTuple):
     algorithm: Callable[[MakeNetwork], Algorithm]
 
 
-def method_of(config: Config, action: Leaf) -> Method:
+def method_of(config: Config, action: Leaf, pictures: bool = False) -> Method:
     """The method that ``training.algorithm`` names.
+
+    Args:
+        config: The configuration.
+        action: Of the environment.
+        pictures: The observations are pictures that are convolved, which decides defaults.
 
     Raises:
         SpaceError: it has no distribution for this action.
         ConfigError: its settings do not go together.
     """
-    return {"vtrace": _vtrace, "r2d2": _r2d2}[config.training.algorithm](config, action)
+    return {"vtrace": _vtrace, "r2d2": _r2d2}[config.training.algorithm](config, action, pictures)
 
 
-def _vtrace(config: Config, action: Leaf) -> Method:
+def _vtrace(config: Config, action: Leaf, pictures: bool) -> Method:
     distribution = distribution_for(action)
-    algorithm = Vtrace(config.vtrace, distribution)
+    algorithm = Vtrace(config.vtrace, distribution, pictures)
     head = actor_critic(config.vtrace.head_initializer)
     return Method(distribution, head, algorithm.rewards, SAMPLE, 0, lambda _: algorithm)
 
 
-def _r2d2(config: Config, action: Leaf) -> Method:
+def _r2d2(config: Config, action: Leaf, pictures: bool) -> Method:
+    del pictures  # none of its defaults
     settings = config.r2d2
     count = settings.epsilon_count or max(1, config.workers.count * config.workers.envs)
     training = epsilons(settings.epsilon_base, settings.epsilon_alpha, count)

@@ -24,10 +24,17 @@ from pipeline.config.tree import VtraceSection
 from pipeline.errors import ConfigError
 
 MAX_LOG_COST = 20.0
+ENTROPY_COST, ENTROPY_COST_OF_PICTURES = 0.003, 0.01
+"""``vtrace.entropy_cost`` where it is not set (docs/decisions/0006)."""
 
 
 class Vtrace:
     """The algorithm object of ``training.algorithm: vtrace`` (see ``learner.algorithms.Algorithm``).
+
+    Args:
+        settings: Its section.
+        distribution: Of the actions.
+        pictures: The observations are pictures that are convolved.
 
     Raises:
         ConfigError: ``entropy_target`` with an ``entropy_cost`` of 0, whose logarithm cannot be learnt.
@@ -35,8 +42,10 @@ class Vtrace:
 
     fields: tuple[str, ...] = ("action", "behaviour", "reward", "terminated", "life_lost", "valid")
 
-    def __init__(self, settings: VtraceSection, distribution: Stochastic) -> None:
-        if settings.entropy_target is not None and settings.entropy_cost == 0:
+    def __init__(self, settings: VtraceSection, distribution: Stochastic, pictures: bool = False) -> None:
+        default = ENTROPY_COST_OF_PICTURES if pictures else ENTROPY_COST
+        self.entropy_cost = default if settings.entropy_cost is None else settings.entropy_cost
+        if settings.entropy_target is not None and self.entropy_cost == 0:
             raise ConfigError("vtrace.entropy_cost = 0 with vtrace.entropy_target: a learnt cost starts above 0")
         self.settings = settings
         self._distribution = distribution
@@ -55,7 +64,7 @@ class Vtrace:
         speed = self.settings.entropy_adjustment_speed
         bound = MAX_LOG_COST / speed
         self._log_cost = tf.Variable(
-            math.log(self.settings.entropy_cost) / speed,
+            math.log(self.entropy_cost) / speed,
             name="entropy_multiplier",
             dtype=tf.float32,
             # Beyond this the cost no longer matters, and its gradient may round to 0 for good.
@@ -69,7 +78,7 @@ class Vtrace:
 
     def controls(self, frames: int) -> list[float]:
         """The entropy cost at ``frames`` environment frames (unused where it is learnt)."""
-        return [value_at(self.settings.entropy_cost, self.settings.entropy_cost_schedule, frames)]
+        return [value_at(self.entropy_cost, self.settings.entropy_cost_schedule, frames)]
 
     def terms(
         self,

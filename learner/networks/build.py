@@ -13,8 +13,8 @@ from learner.inputs import Inputs
 from learner.networks.heads import ActorCriticHead, MakeHead
 from learner.networks.network import Network
 from learner.networks.torso import SMALLEST_PICTURE, is_image
-from learner.networks.torso_network import Convolutional, Mlp
-from pipeline.config.network import NetworkSection
+from learner.networks.torso_network import CONVOLUTIONS, Convolutional, Mlp
+from pipeline.config.network import NETWORKS, NetworkSection
 from pipeline.errors import ConfigError
 from pipeline.spaces import Spaces
 
@@ -84,6 +84,12 @@ def _construct(  # noqa: PLR0917
         precision=settings.precision,
         **core,
     )
+
+
+def convolves(settings: NetworkSection, spaces: Spaces, frame_stack: int) -> bool:
+    """Whether the network convolves pictures; of a class by import path, whether there are such as one would."""
+    name = settings.name if settings.name in NETWORKS and settings.name != "auto" else _chosen(spaces, frame_stack)
+    return name in CONVOLUTIONS
 
 
 def _chosen(spaces: Spaces, frame_stack: int) -> str:

@@ -224,8 +224,8 @@ class VtraceSection(Section):
     which advantages are divided too. Then the settings below suit rewards of any size."""
     baseline_cost: float = Field(0.5, ge=0)
     """Weight of the value loss 0.5 (vs - V)^2."""
-    entropy_cost: float = Field(0.003, ge=0)
-    """Weight of the entropy bonus."""
+    entropy_cost: float | None = Field(None, ge=0)
+    """Weight of the entropy bonus. Default: 0.01 where the observations are pictures that are convolved, else 0.003."""
     entropy_cost_schedule: ScheduleSection = Field(default_factory=ScheduleSection)
     """How the entropy cost changes with environment frames."""
     entropy_target: float | None = None

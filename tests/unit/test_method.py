@@ -10,12 +10,36 @@ from learner.algorithms.vtrace import Vtrace
 from learner.devices import choose_devices
 from learner.distributions import Categorical, EpsilonGreedy
 from learner.method import method_of
+from learner.networks.build import convolves
 from pipeline.config.load import load
 from pipeline.errors import SpaceError
 from pipeline.spaces import Leaf, Spaces
 from pipeline.streams import Role, Stream
 
 pytestmark = pytest.mark.unit
+
+PICTURES = Spaces((Leaf("observation", "box", "uint8", (84, 84, 3)),), Leaf("action", "discrete", "int64", (), n=3))
+NUMBERS = Spaces((Leaf("observation", "box", "float32", (4,)),), Leaf("action", "discrete", "int64", (), n=3))
+
+
+@pytest.mark.parametrize(
+    ("spaces", "said", "cost"),
+    [
+        (NUMBERS, [], 0.003),
+        (PICTURES, [], 0.01),
+        (PICTURES, ["network.name=mlp"], 0.003),
+        (PICTURES, ["network.name=own.module:Network"], 0.01),
+        (PICTURES, ["vtrace.entropy_cost=0.003"], 0.003),
+        (NUMBERS, ["vtrace.entropy_cost=0.0"], 0.0),
+    ],
+)
+def test_the_default_entropy_cost_is_larger_where_pictures_are_convolved(spaces, said, cost, tmp_path):
+    file = tmp_path / "only_the_id.yaml"
+    file.write_text("environment: {id: CartPole-v1}\n")
+    config = load(file, said, {}).config
+    method = method_of(config, spaces.action, convolves(config.network, spaces, config.environment.frame_stack))
+    assert method.algorithm(None).controls(0) == [cost]
+
 
 ACTION = Leaf("action", "discrete", "int64", (), 2)
 SPACES = Spaces((Leaf("observation", "box", "float32", (4,)),), ACTION)
@@ -64,7 +88,7 @@ def test_vtrace_stays_what_it_was():
 
 def test_r2d2_refuses_continuous_actions():
     box = Leaf("action", "box", "float32", (1,), low=(-1.0,), high=(1.0,))
-    with pytest.raises(SpaceError, match="no Q-values"):
+    with pytest.raises(SpaceError, match="Q-values of discrete actions only: set training.algorithm to vtrace"):
         method_of(load("cartpole_r2d2", [], {}).config, box)
 
 
