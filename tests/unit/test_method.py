@@ -88,7 +88,7 @@ def test_vtrace_stays_what_it_was():
 
 def test_r2d2_refuses_continuous_actions():
     box = Leaf("action", "box", "float32", (1,), low=(-1.0,), high=(1.0,))
-    with pytest.raises(SpaceError, match="Q-values of discrete actions only: set training.algorithm to vtrace"):
+    with pytest.raises(SpaceError, match=r"Q-values of discrete actions only: set training\.algorithm to vtrace"):
         method_of(load("cartpole_r2d2", [], {}).config, box)
 
 
