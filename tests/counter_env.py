@@ -7,6 +7,7 @@ seed, folded to 2^20 so that float32 holds it; vector versions number their envi
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
@@ -38,9 +39,9 @@ class CounterEnv(gymnasium.Env):
         kind: ``box``, ``dict`` or ``tuple``.
         ends: ``terminated``, ``truncated`` or ``both``.
         fault: What happens at step ``at`` of episode ``episode``: ``raise``, ``hang`` (Python), ``hang_gil`` (C, holds
-            the GIL), ``exit``, ``sys_exit``, ``segfault``, ``nan`` (observation), ``nan_reward``, ``shape``, ``leak``
-            (of ``LEAK_BYTES``); ``hang_reset``: at the reset of that episode; ``hang_close``: when it is closed;
-            ``fork``: no fault, at every step a process that ends at once.
+            the GIL), ``exit``, ``sys_exit``, ``cancelled``, ``segfault``, ``nan`` (observation), ``nan_reward``,
+            ``shape``, ``leak`` (of ``LEAK_BYTES``); ``hang_reset``: at the reset of that episode; ``hang_close``: when
+            it is closed; ``fork``: no fault, at every step a process that ends at once.
         once: A file: the fault happens only while it does not exist, and makes it.
         float64_reset: The reset observation comes as float64.
         action: ``discrete`` or ``box``.
@@ -207,6 +208,8 @@ def misbehave(fault: str, observation: Any, reward: float) -> tuple[Any, float]:
         os._exit(77)
     if fault == "sys_exit":
         raise SystemExit("the environment was told to exit")
+    if fault == "cancelled":
+        raise asyncio.CancelledError("the environment was told to be cancelled")
     if fault == "segfault":
         ctypes.string_at(0)
     if fault == "nan":

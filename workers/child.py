@@ -60,7 +60,7 @@ def _guarded(assignment: Assignment) -> int:
     except SeedmqError as error:
         block.set_error(error)
         return error.exit_code
-    except (Exception, SystemExit) as error:  # an environment may raise anything; the supervisor decides
+    except BaseException as error:  # an environment may raise anything; the supervisor decides
         where = _where(block)
         log.error("%s: %s: %s", where, type(error).__name__, error, exc_info=True)
         block.set_text(words_of(error, where))

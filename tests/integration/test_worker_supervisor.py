@@ -199,6 +199,7 @@ def test_environments_that_fail_again_and_again_spend_the_budget_one_by_one(brok
     [  # the first environment to fail is made anew alone, at the second one the process ends
         ("raise", "RuntimeError: the counter was told to fail at step 3 (tests/counter_env.py:", 6),
         ("shape", "has shape (4,), its space says (3,) (tests/counter_env.py:", 6),
+        ("cancelled", "CancelledError: the environment was told to be cancelled (tests/counter_env.py:", 3),
         ("segfault", "SIGSEGV", 3),
     ],
 )
