@@ -6,6 +6,7 @@ import pytest
 
 from learner.time_limit import TimeLimit
 from pipeline.elapsed import elapsed_seconds, reached
+from pipeline.errors import ConfigError
 
 pytestmark = pytest.mark.unit
 
@@ -75,3 +76,9 @@ def test_an_end_without_training_says_why():
     assert str(limit.untrained("no worker has come", "", bottleneck)).endswith(
         f"no worker has come: {bottleneck['why']}"
     )
+
+
+@pytest.mark.parametrize("told", ["abc", float("nan"), float("inf"), -1.0, [1.0], True])
+def test_what_is_no_time_is_refused_by_its_name(told):
+    with pytest.raises(ConfigError, match=r"elapsed_seconds = .* is no time: put in the seconds"):
+        elapsed_seconds({"elapsed_seconds": told})
