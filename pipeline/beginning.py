@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +32,20 @@ class Beginning(NamedTuple):
     resume: bool
     differences: Sequence[Difference] = ()
 
-    def of_run(self) -> RunDirectory:
-        """The directory of ``seedmq run``, with the configuration in it; see ``RunDirectory.create``."""
-        return self._written(self.resume)
+    @contextmanager
+    def of_run(self) -> Iterator[RunDirectory]:
+        """The directory of ``seedmq run``, with the configuration in it; meanwhile no other one runs in it.
+
+        Raises:
+            ConfigError: as ``RunDirectory.create`` and ``RunDirectory.launched``.
+        """
+        with ExitStack() as held:
+            if self.resume and self.run_dir is not None and holds_run(self.run_dir):
+                held.enter_context(RunDirectory(self.run_dir).launched())  # before anything of a living run is touched
+            directory = self._written(self.resume)
+            if not self.resume:
+                held.enter_context(directory.launched())
+            yield directory
 
     def of_component(self) -> RunDirectory:
         """The directory of a learner, which ``seedmq run`` may have made, and in which no run may have begun yet.

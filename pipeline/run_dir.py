@@ -8,6 +8,7 @@
     summary.json     figures, rewritten at every log interval and at the end (by the learner)
     endpoints.json   where `seedmq status` finds the broker
     run_id           names the run to others; locked by its learner while that runs
+    launcher         locked by `seedmq run` while that runs
     checkpoints/     weights, optimizer, counters (by the learner)
     events/          TensorBoard
     logs/            output of each process
@@ -68,6 +69,7 @@ class RunDirectory:
         self.summary = path / "summary.json"
         self.endpoints = path / "endpoints.json"
         self.run_id = path / "run_id"
+        self.launcher = path / "launcher"
         self.checkpoints = path / "checkpoints"
         self.events = path / "events"
         self.logs = path / "logs"
@@ -171,22 +173,37 @@ class RunDirectory:
         Raises:
             ConfigError: another learner runs in this directory, or it cannot be locked.
         """
-        try:
-            descriptor = os.open(self.run_id, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ConfigError(f"cannot lock {self.run_id}: {error.strerror or error}") from error
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConfigError(
-                    f"a learner runs in {self.path} already: end it first, or choose another --run-dir"
-                ) from error
+        with self._only(self.run_id, "a learner") as descriptor:
             run = os.read(descriptor, 64).decode(errors="replace")
             if not run:
                 run = uuid.uuid4().hex
                 os.write(descriptor, run.encode())
             yield f"{run}-{os.fstat(descriptor).st_ino:x}"
+
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        """Makes this process the run's only ``seedmq run``, also while its learner starts; ends as ``locked`` does.
+
+        Raises:
+            ConfigError: another one runs in this directory, or it cannot be locked.
+        """
+        with self._only(self.launcher, "`seedmq run`"):
+            yield
+
+    @contextmanager
+    def _only(self, file: Path, who: str) -> Iterator[int]:
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot lock {file}: {error.strerror or error}") from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{who} runs in {self.path} already: end it first, or choose another --run-dir"
+                ) from error
+            yield descriptor
         finally:
             os.close(descriptor)
 

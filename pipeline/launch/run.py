@@ -87,8 +87,7 @@ def run(beginning: Beginning) -> int:
     """
     loaded, resume = beginning.loaded, beginning.resume
     require_for_workers("run", loaded.config)  # here, and not in a log: its processes have the same limit
-    with Signals() as signals, _sockets_folder() as folder, adopting():
-        directory = beginning.of_run()
+    with Signals() as signals, _sockets_folder() as folder, adopting(), beginning.of_run() as directory:
         _check_time(loaded.config, directory)
         if resume:
             click.echo("\n".join(_going_on(beginning, directory)))

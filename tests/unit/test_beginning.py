@@ -28,8 +28,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(mine: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """Of a file, a variable and two ``--set``."""
     monkeypatch.setenv("SEEDMQ_WORKERS__ENVS", "4")
-    directory = begin("mine.yaml", ["training.batch_size=8", "run.seed=7"], Path("run"), False).of_run()
-    monkeypatch.delenv("SEEDMQ_WORKERS__ENVS")
+    with begin("mine.yaml", ["training.batch_size=8", "run.seed=7"], Path("run"), False).of_run() as directory:
+        monkeypatch.delenv("SEEDMQ_WORKERS__ENVS")
     return directory
 
 
@@ -59,10 +59,25 @@ def test_what_is_said_at_the_resume_lies_on_top_and_is_told(
         "checkpoint.keep = 9, was 3 (from file mine.yaml)",
     ]
     assert again.loaded.config.training.batch_size == 8, "the file says 16, as it did when --set said 8"
-    again.of_run()
-    monkeypatch.delenv("SEEDMQ_WORKERS__COUNT")
+    with again.of_run():
+        monkeypatch.delenv("SEEDMQ_WORKERS__COUNT")
     third = begin("run", [], None, True)
     assert (third.loaded.config.run.seed, third.loaded.config.workers.count, third.differences) == (8, 3, [])
+
+
+def test_a_second_run_in_the_directory_is_refused_before_it_writes_and_whatever_the_learner_does(
+    run: RunDirectory, mine: Path
+) -> None:
+    new = begin("mine.yaml", [], Path("other"), False)
+    for first, where in ((begin("run", [], None, True), run.path), (new, Path("other"))):
+        with first.of_run() as directory:  # its learner starts, or starts again: it holds no lock
+            before = {file: file.read_bytes() for file in where.iterdir() if file.is_file()}
+            second = begin(str(where), ["run.seed=9"], None, True)
+            with pytest.raises(ConfigError, match=r"`seedmq run` runs in .* already: end it first"), second.of_run():
+                pytest.fail("two at once")
+            assert {file: file.read_bytes() for file in directory.path.iterdir() if file.is_file()} == before
+        with second.of_run() as directory:
+            assert directory.read_config().run.seed == 9
 
 
 def test_an_edited_line_of_the_file_is_said(run: RunDirectory, mine: Path) -> None:
