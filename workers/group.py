@@ -71,6 +71,8 @@ class Group:
         leaves = self.vector.reset(seeds)
         bad = non_finite(leaves, np.zeros(self.n, np.float32))
         if bad is not None:
+            if not self.drop_non_finite:
+                raise NonFinite(int(np.flatnonzero(bad)[0]), "the observation of a reset is not finite")
             leaves, _ = self._reset_some(bad, leaves)
         return self.rows.reset(leaves)
 
@@ -98,18 +100,28 @@ class Group:
         stepped = self.vector.step(actions)
         renewed = 0 if stepped.renewed is None else int(np.count_nonzero(stepped.renewed))
         self.made(self.rows.stepping - renewed)
-        leaves, finals = stepped.leaves, stepped.finals
-        bad, abandoned = non_finite(leaves, _float32(stepped.reward)), None
+        leaves, finals, reward = stepped.leaves, stepped.finals, _float32(stepped.reward)
+        bad, abandoned = non_finite(leaves, reward), None
         if finals is not None:
             lost = non_finite(finals.leaves, np.zeros(len(finals.environments)))
             if lost is not None:
                 bad = np.zeros(self.n, np.bool_) if bad is None else bad
                 bad[finals.environments[lost]] = True
         if bad is not None:
+            if not self.drop_non_finite:
+                raise self._not_finite(int(np.flatnonzero(bad)[0]), reward)
             leaves, abandoned = self._reset_some(bad, leaves)
         if self.vector.next_step:
             return self.rows.next_step(stepped._replace(leaves=leaves), abandoned)
         return self.rows.same_step(stepped._replace(leaves=leaves), abandoned)
+
+    def _not_finite(self, environment: int, reward: Array) -> NonFinite:
+        """What of this environment's step was not finite."""
+        value = float(reward[environment])
+        what = "an observation is not finite" if np.isfinite(value) else f"the reward is {value}"
+        done = int(self.rows.index[environment])
+        way = "environment.non_finite: drop abandons such episodes"
+        return NonFinite(environment, f"{what}, {done} transitions after its start ({way})")
 
     def counters(self) -> Counters:
         """What was counted so far."""
@@ -123,9 +135,6 @@ class Group:
     def _reset_some(self, bad: Mask, leaves: list[Array]) -> tuple[list[Array], Mask]:
         """Abandons the episodes of ``bad``; all observations, and who begins an episode."""
         which = np.flatnonzero(bad)
-        if not self.drop_non_finite:
-            done = int(self.rows.index[which[0]])
-            raise NonFinite(int(which[0]), f"reward or observation is not finite, {done} transitions after its start")
         self.non_finite += len(which)
         after, began = self.vector.reset_some(bad, leaves)
         _check_finite(after, self.n)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import tensorflow as tf
 
 from learner.distributions import Distribution
 from learner.frame_stack import stacked_shape
-from learner.inputs import Inputs
+from learner.inputs import Inputs, Outputs
 from learner.networks.heads import ActorCriticHead, MakeHead
 from learner.networks.network import Network
 from learner.networks.torso import SMALLEST_PICTURE, is_image
@@ -51,7 +52,15 @@ def _construct(  # noqa: PLR0917
     if ":" in settings.name:
         # Layers of Keras without a seed of their own draw from the global one.
         tf.keras.utils.set_random_seed(seed)
-        return _imported(settings.name)(spaces, distribution, frame_stack, seed, **settings.kwargs)
+        made = _imported(settings.name)
+        try:
+            inspect.signature(made).bind(spaces, distribution, frame_stack, seed, **settings.kwargs)
+        except TypeError as error:
+            raise ConfigError(
+                f"network.name = {settings.name!r} is made with (spaces, distribution, frame_stack, seed) and "
+                f"network.kwargs = {settings.kwargs}, which it does not take: {error}"
+            ) from error
+        return made(spaces, distribution, frame_stack, seed, **settings.kwargs)
     name = settings.name if settings.name != "auto" else _chosen(spaces, frame_stack)
     core: dict[str, Any] = {
         "head": head,
@@ -125,7 +134,11 @@ def example_inputs(spaces: Spaces, distribution: Distribution, frame_stack: int,
 def _check(network: Network, spaces: Spaces, distribution: Distribution, frame_stack: int) -> None:
     """One step, which makes what a lazy layer makes late, and shows whether the network keeps the interface."""
     state = network.initial_state(2)
-    outputs, after = network.step(example_inputs(spaces, distribution, frame_stack, 2), state)
+    result = network.step(example_inputs(spaces, distribution, frame_stack, 2), state)
+    if isinstance(result, Outputs) or not (isinstance(result, tuple) and len(result) == 2):
+        name = type(network).__name__
+        raise ConfigError(f"network {name}: step returns (Outputs, state), both, not {type(result).__name__} alone")
+    outputs, after = result
     found = [_description(x) for x in (outputs.policy, outputs.value, *after)]
     wanted = [f"float32[2, {distribution.parameters}]", "float32[2]", *(_description(x) for x in state)]
     if found != wanted:

@@ -250,7 +250,9 @@ def flatten(tree: Mapping[str, Any], prefix: schema.Path, source: Path) -> Itera
         if path in schema.sections():
             # A section whose keys are all commented out reads as nothing.
             if not isinstance(value, dict) and value is not None:
-                raise ConfigError(f"{'.'.join(path)} = {_short(value)}: a section, not a value (from file {source})")
+                raise ConfigError(
+                    f"{'.'.join(path)} = {_short(value)}: a section, {schema.keys_of(path)} (from file {source})"
+                )
             yield from flatten(value or {}, path, source)
         else:
             yield from _spread(path, value)
@@ -297,7 +299,7 @@ def override_entries(override: str, origin: str, algorithm: str) -> list[tuple[s
         raise ConfigError(f"{origin} {override}: not of the form section.key=value")
     path = tuple(key.split("."))
     if path in schema.sections():
-        raise ConfigError(f"{origin} {override}: {key} is a section, set one of its keys")
+        raise ConfigError(f"{origin} {override}: {key} is a section, {schema.keys_of(path)}")
     if schema.leaf_at(path) is None:
         raise ConfigError(f"{origin} {override}: unknown key {key}{aliases.suggest(key, algorithm)}")
     return [(part_path, part, origin) for part_path, part in _spread(path, _parse_value(path, text, origin))]

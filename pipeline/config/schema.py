@@ -109,6 +109,13 @@ def sections() -> frozenset[Path]:
     return frozenset(path[:length] for path in leaves() for length in range(len(path)))
 
 
+def keys_of(path: Path) -> str:
+    """What stands in a section, for who gave it a value: the key that names it comes first, if it has one."""
+    names = dict.fromkeys(leaf.path[len(path)] for leaf in leaves().values() if leaf.path[: len(path)] == path)
+    first = next((name for name in ("id", "name", "algorithm") if name in names), next(iter(names)))
+    return f"not a value: set {'.'.join((*path, first))}, or another of its keys ({', '.join(names)})"
+
+
 def leaf_at(path: Path) -> Leaf | None:
     """The setting at ``path``, or the mapping that ``path`` points into, or None."""
     if path in leaves() or not all(path):

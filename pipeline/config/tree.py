@@ -337,7 +337,8 @@ class Config(Section):
         if self.training.algorithm == "r2d2" and self.r2d2.burn_in >= self.training.unroll_length:
             raise ValueError(
                 f"r2d2.burn_in = {self.r2d2.burn_in} rows are not fewer than the learnt ones, "
-                f"training.unroll_length = {self.training.unroll_length}"
+                f"training.unroll_length = {self.training.unroll_length}: set one of the two, or begin with the preset "
+                f"cartpole_r2d2, by --set environment.id=..."
             )
         evaluating = self.evaluation.workers * self.evaluation.envs
         if evaluating and self.evaluation.envs > largest:

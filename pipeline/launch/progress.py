@@ -114,6 +114,8 @@ def _no_mean(summary: Summary) -> str:
         return "no episode finished"
     if turns := _turns(summary):
         return f"no mean return yet{turns}"
+    if _number(summary, "updates"):
+        return "no mean return before each environment has ended an episode since the start or resume"
     return "no mean return before an update"
 
 

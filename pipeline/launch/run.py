@@ -87,8 +87,9 @@ def run(beginning: Beginning) -> int:
     """
     loaded, resume = beginning.loaded, beginning.resume
     require_for_workers("run", loaded.config)  # here, and not in a log: its processes have the same limit
+    if resume and beginning.run_dir is not None:
+        _check_time(loaded.config, RunDirectory(beginning.run_dir))  # what is refused changes nothing
     with Signals() as signals, _sockets_folder() as folder, adopting(), beginning.of_run() as directory:
-        _check_time(loaded.config, directory)
         if resume:
             click.echo("\n".join(_going_on(beginning, directory)))
         for line in without_effect(loaded):
@@ -215,15 +216,15 @@ class _Launch:
                 summary["stop_reason"] = "error"
                 self._rewrite(summary)
         click.echo(ending(summary, seconds))
-        if summary is not None and (summary.get("seconds") or 0.0) >= TELLING_SECONDS:
+        if finish.code == EXIT_FINISHED and summary is not None and (summary.get("seconds") or 0.0) >= TELLING_SECONDS:
             click.echo("; ".join(bottleneck_lines(summary.get("bottleneck"))) or "bottleneck: not known")
         if finish.code != EXIT_USAGE or self._directory.trained:
             click.echo(f"run directory: {self._directory.path}")
         path = shlex.quote(str(self._directory.path))
         if _has_trained(summary):
             click.echo(f"evaluate it:   seedmq eval {path}")
-        if finish.code != EXIT_FINISHED and self._directory.trained:
-            click.echo(f"go on with it: seedmq run {path} --resume")
+        if self._directory.trained and (how := _goes_on(finish, summary)) is not None:
+            click.echo(f"go on with it: seedmq run {path} --resume{how}")
 
     def _rewrite(self, summary: dict[str, Any]) -> None:
         try:
@@ -257,6 +258,14 @@ def _check_time(config: Config, directory: RunDirectory) -> None:
     limit, elapsed = config.run.max_seconds, elapsed_seconds(directory.read_summary())
     if limit is not None and elapsed >= limit:
         raise ConfigError(reached(limit, elapsed))
+
+
+def _goes_on(finish: Finish, summary: dict[str, Any] | None) -> str | None:
+    """What a resume needs to be told beside the directory; None for a run that is solved."""
+    if finish.code != EXIT_FINISHED:
+        return ""
+    reason = None if summary is None else summary.get("stop_reason")
+    return f" --set run.{reason}=null" if reason in ("max_seconds", "max_steps") else None
 
 
 def _has_trained(summary: dict[str, Any] | None) -> bool:

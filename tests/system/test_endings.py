@@ -57,8 +57,13 @@ def test_the_time_bounds_a_run_over_a_crash_and_a_resume(commands, until):
     figures = summary(commands.cwd / "run")
     print(f"the run had {figures['elapsed_seconds']:.1f} s, {figures['updates']} updates")
     assert 8 <= figures["elapsed_seconds"] < 8 + 20, "an update and the drain may come late on a busy machine"
-    again = commands.run(*arguments, "--run-dir", "run", "--resume")
+    assert output.splitlines()[-1] == "go on with it: seedmq run run --resume --set run.max_seconds=null", output
+    kept = {name: (commands.cwd / "run" / name).read_bytes() for name in ("config.yaml", "source.json", "summary.json")}
+    again = commands.run(*arguments, "--run-dir", "run", "--resume", *settings("vtrace.discount=0.5"))
     assert again.returncode == 2, again.stdout
+    assert {name: (commands.cwd / "run" / name).read_bytes() for name in kept} == kept, (
+        "what is refused changes nothing"
+    )
     assert again.stdout.startswith("error: run.max_seconds = 8: the run has had "), again.stdout
     assert "--set run.max_seconds=null" in again.stdout
 

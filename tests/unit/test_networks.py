@@ -283,6 +283,27 @@ class WrongSize(Network):
         return Outputs(tf.zeros([2, 1]), tf.zeros([2])), state
 
 
+class NoState(WrongSize):
+    def step(self, inputs, state):
+        return Outputs(tf.zeros([2, 1]), tf.zeros([2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("NoState", {}, r"network NoState: step returns \(Outputs, state\), both, not Outputs alone"),
+        (
+            "WrongSize",
+            {"unit": 3},
+            r"WrongSize' is made with .* network.kwargs = \{'unit': 3\}, which it does not take",
+        ),
+    ],
+)
+def test_slips_in_a_network_of_ones_own_are_named(name, kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        network_for(VECTOR, name=f"tests.unit.test_networks:{name}", kwargs=kwargs)
+
+
 def test_a_network_of_ones_own():
     def build():
         return network_for(VECTOR, name="tests.unit.test_networks:KerasNetwork", kwargs={"units": 7})
