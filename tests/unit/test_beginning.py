@@ -9,7 +9,8 @@ import pytest
 from pipeline.beginning import begin
 from pipeline.config.load import DEFAULT, RUN, dump
 from pipeline.errors import ConfigError
-from pipeline.run_dir import RunDirectory
+from pipeline.launch.run import run as launch
+from pipeline.run_dir import RunDirectory, write_json
 
 pytestmark = pytest.mark.unit
 
@@ -78,6 +79,14 @@ def test_a_second_run_in_the_directory_is_refused_before_it_writes_and_whatever_
             assert {file: file.read_bytes() for file in directory.path.iterdir() if file.is_file()} == before
         with second.of_run() as directory:
             assert directory.read_config().run.seed == 9
+
+
+def test_a_run_that_has_had_its_time_stays_as_it_is(run: RunDirectory) -> None:
+    write_json(run.summary, {"elapsed_seconds": 5.0, "stop_reason": "max_seconds"})
+    before = {file: file.read_bytes() for file in run.path.iterdir() if file.is_file()}
+    with pytest.raises(ConfigError, match=r"run.max_seconds = 3: the run has had 5.0 s already"):
+        launch(begin("run", ["run.max_seconds=3", "run.seed=9"], None, True))
+    assert {file: file.read_bytes() for file in run.path.iterdir() if file.is_file()} == before
 
 
 def test_an_edited_line_of_the_file_is_said(run: RunDirectory, mine: Path) -> None:
