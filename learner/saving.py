@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from learner.checkpoint import Arrays, save
+from learner.checkpoint import Arrays, Checkpoint, load_latest, save
 from learner.episodes import Episodes
 from learner.inference import InferenceLoop
 from learner.lineage import Lineage
@@ -22,8 +22,9 @@ from learner.reporting import Before
 from learner.roster import Roster
 from learner.trainer import Trainer
 from learner.training import TrainingLoop
-from pipeline.errors import UnreachableError
+from pipeline.errors import ConfigError, UnreachableError
 from pipeline.ledger import Ledger
+from pipeline.run_dir import RunDirectory
 from pipeline.spaces import Spaces
 from pipeline.stopping import StopToken
 
@@ -110,3 +111,22 @@ class Saver:
     def _cut(self) -> Cut:
         """On the inference thread; after that has ended, on this one."""
         return Cut(self.ledger.snapshot(), self.roster.frontier(self.path.writer.pending()), self.roster.settled())
+
+
+def newest(directory: RunDirectory, resume: bool) -> Checkpoint | None:
+    """The checkpoint that a learner goes on from; None where it begins.
+
+    Raises:
+        ConfigError: there is a run, and ``resume`` is not said; or there was one, and its checkpoints are gone.
+        CheckpointError: none of those that are there can be used.
+    """
+    checkpoint = load_latest(directory.checkpoints)
+    if checkpoint is not None and not resume:
+        raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
+    updates = (directory.read_summary() or {}).get("updates")
+    if checkpoint is None and updates:
+        raise ConfigError(
+            f"the run in {directory.path} made {updates} updates, and its checkpoints are gone: put them back into "
+            f"{directory.checkpoints}, or start another run in another --run-dir"
+        )
+    return checkpoint

@@ -20,7 +20,7 @@ import psutil
 from learner import metrics
 from learner.agent import Agent, build_agent, prepare_devices
 from learner.assembler import Assembler
-from learner.checkpoint import Checkpoint, load_latest
+from learner.checkpoint import Checkpoint
 from learner.collector import Collector
 from learner.depth import StoreDepth
 from learner.episodes import Episodes
@@ -36,7 +36,7 @@ from learner.policies import PolicyBySlot, WarmUp
 from learner.recovery import Recovered, Versions
 from learner.reporting import FIRST_WORKER, PROGRESS_SECONDS, Before, Parts, Reporter
 from learner.roster import Roster
-from learner.saving import Saver
+from learner.saving import Saver, newest
 from learner.slots import SlotTable
 from learner.time_limit import TimeLimit
 from learner.trainer import Trainer
@@ -47,7 +47,7 @@ from pipeline import logs
 from pipeline.beginning import Beginning
 from pipeline.config.load import config_hash
 from pipeline.config.tree import Config
-from pipeline.errors import EXIT_FINISHED, ComponentError, ConfigError, UnwrittenError
+from pipeline.errors import EXIT_FINISHED, ComponentError, UnwrittenError
 from pipeline.ledger import Ledger
 from pipeline.metrics.endpoint import served
 from pipeline.requests import RequestSource
@@ -81,9 +81,7 @@ def serve(beginning: Beginning, stop: StopToken) -> int:
     with directory.locked() as run, hard_end(stop, config.run.drain_timeout_seconds):
         if logs.current().run_id == logs.NO_RUN:
             logs.identify(run_id=run.partition("-")[0])
-        checkpoint = load_latest(directory.checkpoints)
-        if checkpoint is not None and not resume:
-            raise ConfigError(f"{directory.path} holds a run: go on with it by --resume, or choose another --run-dir")
+        checkpoint = newest(directory, resume)
         learner = Learner(config, directory, began, stop)
         health = metrics.health(learner)
         with served(config.metrics, metrics.registry(learner, health), health, stop):

@@ -223,7 +223,7 @@ class _Launch:
         path = shlex.quote(str(self._directory.path))
         if _has_trained(summary):
             click.echo(f"evaluate it:   seedmq eval {path}")
-        if self._directory.trained and (how := _goes_on(finish, summary)) is not None:
+        if _has_trained(summary) and (how := _goes_on(finish, summary)) is not None:
             click.echo(f"go on with it: seedmq run {path} --resume{how}")
 
     def _rewrite(self, summary: dict[str, Any]) -> None:
