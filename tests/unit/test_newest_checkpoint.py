@@ -30,7 +30,5 @@ def test_where_nothing_was_trained_a_learner_begins(directory: RunDirectory, sum
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_trained_run_whose_checkpoints_are_gone_is_not_begun_over(directory: RunDirectory, resume: bool) -> None:
     write_json(directory.summary, {"updates": 7})
-    with pytest.raises(
-        ConfigError, match=r"made 7 updates, and its checkpoints are gone: .*, or start another run"
-    ):
+    with pytest.raises(ConfigError, match=r"made 7 updates, and its checkpoints are gone: .*, or start another run"):
         newest(directory, resume)
