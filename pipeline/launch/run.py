@@ -216,7 +216,9 @@ class _Launch:
                 summary["stop_reason"] = "error"
                 self._rewrite(summary)
         click.echo(ending(summary, seconds))
-        if finish.code == EXIT_FINISHED and summary is not None and (summary.get("seconds") or 0.0) >= TELLING_SECONDS:
+        seconds_trained = 0.0 if summary is None else summary.get("seconds") or 0.0
+        # After a failure advice on speed would lead away from it.
+        if summary is not None and finish.culprit is None and seconds_trained >= TELLING_SECONDS:
             click.echo("; ".join(bottleneck_lines(summary.get("bottleneck"))) or "bottleneck: not known")
         if finish.code != EXIT_USAGE or self._directory.trained:
             click.echo(f"run directory: {self._directory.path}")
