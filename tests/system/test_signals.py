@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,15 @@ ROLES = ("store", "broker", "learner", "worker")
 PRESET = "cartpole_vtrace"
 DRAIN_SECONDS = 10.0
 AT_ONCE_SECONDS = 1.0
+
+
+def is_free(port):
+    """Whether nobody listens there."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 class Fleet:
@@ -62,8 +72,8 @@ class Fleet:
         assert watch.seconds < seconds, f"{watch}: {output}"
         assert "Traceback" not in output, output
         for name in {"store": ["store"], "broker": ["front", "back"]}.get(role, []):
-            with socket.create_server(("127.0.0.1", self.ports[name])):
-                pass  # nobody listens there any more
+            # Nobody listens there any more: a store that its killed parent takes along needs the CPU to go.
+            self.until(partial(is_free, self.ports[name]), END_SECONDS, f"the port of {name} is free")
         return process.returncode, output
 
     def end(self):
