@@ -73,7 +73,7 @@ class Fleet:
         assert "Traceback" not in output, output
         for name in {"store": ["store"], "broker": ["front", "back"]}.get(role, []):
             # Nobody listens there any more: a store that its killed parent takes along needs the CPU to go.
-            self.until(partial(is_free, self.ports[name]), END_SECONDS, f"the port of {name} is free")
+            self.until(partial(is_free, self.ports[name]), DRAIN_SECONDS, f"the port of {name} is free")
         return process.returncode, output
 
     def end(self):
