@@ -283,7 +283,7 @@ def _leak(pipeline: Pipeline, rng: random.Random) -> None:
     flag.touch()
     if not pipeline.wait(lambda: not psutil.pid_exists(pid), WORKER_START_SECONDS):
         raise RuntimeError(f"the environments of {worker} go on, however large they are")
-    if "above environment.max_memory_bytes" not in pipeline.log(worker):
+    if not pipeline.wait(lambda: "above environment.max_memory_bytes" in pipeline.log(worker), WORKER_START_SECONDS):
         raise RuntimeError(f"the environments of {worker} ended before they were too large")
     flag.unlink(missing_ok=True)
 

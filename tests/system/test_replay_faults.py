@@ -286,7 +286,7 @@ def test_what_stands_under_another_prefix_is_of_another_history(commands, until,
     run = Run(commands, until, server, preset)
     run.trains_on(10)
     run.end()
-    for options in (["--set", "store.prefix=elsewhere"], []):
+    for options in (["--set", "store.prefix=elsewhere"], ["--set", "store.prefix=seedmq"]):
         run = Run(commands, until, server, preset, "--resume", *options)
         run.trains_on(10)
         ledger = run.end()
